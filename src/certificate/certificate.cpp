@@ -1,0 +1,432 @@
+#include "certificate/certificate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/numeric.hpp"
+
+// Section numbers in comments are those of certificate.md.
+
+namespace dosa {
+namespace {
+
+constexpr int kMaxFocus = 256;  // focus keys used; more would only slow the statistics down
+using PerHead = std::array<double, kMaxHeads>;
+
+// The rounding constants of section 4, all multiplied by Allowances::scale.
+struct Rounding {
+  double head_sum;  // reference head sum, relative to sum |w_h| [x_h]+
+  double dot;       // a head's dot, per unit of ||q|| ||k||
+  double aux_dot;   // an auxiliary row's dot
+  double gram;      // an entry of the gram matrix and the f64 arithmetic on it
+  double f64;       // relative error of any sum or product formed here in f64
+  double scale;
+
+  Rounding(const QueryHeads& query, int active, double s)
+      : head_sum(s * gamma_n(active)),
+        dot(s * gamma_n(query.dim - 1)),
+        aux_dot(s * gamma_n(query.dim)),
+        gram(s * (query.gram_error + 0x1p-38)),
+        f64(s * 0x1p-40),
+        scale(s) {}
+
+  [[nodiscard]] double above(double x) const { return x + std::abs(x) * f64; }
+  [[nodiscard]] double below(double x) const { return x - std::abs(x) * f64; }
+  // Row j of `rows` in the screen's chain is rounded rows - j times, its start (j = -1) once more.
+  [[nodiscard]] double chain(int j, int rows) const { return scale * gamma_n(rows - j); }
+  [[nodiscard]] float up(double x) const { return scale > 0 ? round_up(x) : static_cast<float>(x); }
+  [[nodiscard]] float down(double x) const { return scale > 0 ? round_down(x) : static_cast<float>(x); }
+};
+
+// Section 1: weights and norms of the heads that can contribute.
+struct ActiveHeads {
+  int count = 0;
+  bool exempt = false;
+  std::array<std::int16_t, kMaxHeads> index{};  // ascending
+  PerHead norm{};                               // >= ||q_h||, 0 for an inactive head
+  double total = 0;                             // >= sum |w_h| ||q_h||
+};
+
+ActiveHeads find_active(const QueryHeads& query) {
+  ActiveHeads out;
+  const double widen = 1 / (1 - query.gram_error);
+  for (int h = 0; h < query.heads; ++h) {
+    const float w = query.w[h];
+    const float square = query.gram[static_cast<std::size_t>(h) * query.heads + h];
+    if (!std::isfinite(w) || !std::isfinite(square)) {
+      out.exempt = true;
+      return out;
+    }
+    if (w == 0.0F || square == 0.0F) continue;
+    out.norm[h] = std::sqrt(static_cast<double>(square) * widen) * (1 + 0x1p-50);
+    out.total += std::abs(static_cast<double>(w)) * out.norm[h];
+    out.index[out.count++] = static_cast<std::int16_t>(h);
+  }
+  out.exempt = out.total > 0x1p60;
+  return out;
+}
+
+// Section 3: what the focus keys say about each head.
+struct FocusStatistics {
+  std::array<float, kMaxHeads> on_share{};  // share of focus keys with x_h > 0
+  std::array<float, kMaxHeads> mean{};      // of x_h
+};
+
+struct Focus {
+  std::array<std::int32_t, kMaxFocus> key{};
+  int count = 0;
+
+  explicit Focus(const PanelDots& panel) {
+    if (panel.x == nullptr || panel.focus.empty()) return;
+    const std::size_t step = (panel.focus.size() + kMaxFocus - 1) / kMaxFocus;
+    for (std::size_t i = 0; i < panel.focus.size(); i += step) key[count++] = panel.focus[i];
+  }
+};
+
+FocusStatistics measure(const PanelDots& panel, const Focus& focus, const ActiveHeads& active) {
+  FocusStatistics out;
+  for (int a = 0; a < active.count; ++a) {
+    const int h = active.index[a];
+    const float* x = panel.x + static_cast<std::ptrdiff_t>(h) * panel.stride;
+    int on = 0;
+    float on_sum = 0, off_sum = 0;  // a NaN dot counts for neither
+    for (int i = 0; i < focus.count; ++i) {
+      const float value = x[focus.key[i]];
+      on += value > 0.0F ? 1 : 0;
+      on_sum += relu(value);
+      off_sum += relu(-value);
+    }
+    const float n = static_cast<float>(std::max(focus.count, 1));
+    out.on_share[h] = focus.count > 0 ? static_cast<float>(on) / n : 0.5F;
+    out.mean[h] = (on_sum - off_sum) / n;
+  }
+  return out;
+}
+
+struct Split {
+  std::array<std::int16_t, kMaxHeads> retained{}, positive{}, negative{};  // R, P, N
+  int r = 0, p = 0, n = 0;
+};
+
+Split split_heads(const QueryHeads& query, const ActiveHeads& active, const FocusStatistics& statistics, int budget) {
+  struct Ranked {
+    bool first;   // a positive head while all of them fit
+    double loss;  // what omitting the head may cost
+    std::int16_t head;
+  };
+  std::array<Ranked, kMaxHeads> ranked;
+  int positives = 0;
+  for (int a = 0; a < active.count; ++a) positives += query.w[active.index[a]] > 0.0F ? 1 : 0;
+  for (int a = 0; a < active.count; ++a) {
+    const std::int16_t h = active.index[a];
+    const double size = std::abs(static_cast<double>(query.w[h])) * active.norm[h];
+    const double p = statistics.on_share[h];
+    const bool positive = query.w[h] > 0.0F;
+    ranked[a] = {positive, positive ? size : size * std::min(p, 1 - p), h};
+  }
+  const int r = std::min(budget, active.count);
+  std::partial_sort(ranked.begin(), ranked.begin() + r, ranked.begin() + active.count,
+                    [](const Ranked& a, const Ranked& b) {
+                      if (a.first != b.first) return a.first;
+                      return a.loss != b.loss ? a.loss > b.loss : a.head < b.head;
+                    });
+  Split out;
+  for (int i = 0; i < active.count; ++i) {
+    const std::int16_t h = ranked[i].head;
+    if (i < r) out.retained[out.r++] = h;
+    else if (query.w[h] > 0.0F) out.positive[out.p++] = h;
+    else out.negative[out.n++] = h;
+  }
+  std::sort(out.retained.begin(), out.retained.begin() + out.r);
+  return out;
+}
+
+// Section 3: which retained head each omitted positive head leans on, and by how much.
+struct Anchors {
+  std::array<std::int16_t, kMaxHeads> head{};  // -1: none
+  PerHead beta{};                              // signed in the linear forms, >= 0 in the base form
+};
+
+Anchors choose_anchors(const QueryHeads& query, const ActiveHeads& active, const Split& split, bool linear) {
+  Anchors out;
+  for (int i = 0; i < split.p; ++i) {
+    const int h = split.positive[i];
+    const float* row = query.gram.data() + static_cast<std::size_t>(h) * query.heads;
+    double best = 0;
+    out.head[h] = -1;
+    for (int l = 0; l < split.r; ++l) {
+      const int j = split.retained[l];
+      const double dot = linear ? std::abs(static_cast<double>(row[j])) : static_cast<double>(row[j]);
+      const double share = dot / active.norm[j];
+      if (share > best) {
+        best = share;
+        out.head[h] = static_cast<std::int16_t>(j);
+      }
+    }
+    if (out.head[h] < 0) continue;
+    const int j = out.head[h];
+    out.beta[h] = static_cast<double>(row[j]) / query.gram[static_cast<std::size_t>(j) * query.heads + j];
+  }
+  return out;
+}
+
+// Section 3.3: E of the base form, or half of E' of the linear forms, from u_h . u_l = w_h w_l d_h . d_l.
+double joint_residual(const QueryHeads& query, const ActiveHeads& active, const Split& split, const Anchors& anchors,
+                      const Rounding& rounding, bool linear) {
+  if (split.p == 0) return 0;
+  PerHead weight;                          // w_h (1 + g)
+  std::array<double, kMaxHeads> fold{};    // beta of the i-th omitted head, 0 where it has no anchor
+  std::array<int, kMaxHeads> anchor{};     // its anchor, any head where it has none
+  double size = 0;                         // sum of weight_h (||q_h|| + |beta_h| ||q_j||), for the errors
+  for (int i = 0; i < split.p; ++i) {
+    const int h = split.positive[i];
+    weight[i] = query.w[h] * (1 + rounding.head_sum);
+    fold[i] = anchors.head[h] < 0 ? 0.0 : anchors.beta[h];
+    anchor[i] = anchors.head[h] < 0 ? h : anchors.head[h];
+    size += weight[i] * (active.norm[h] + std::abs(fold[i]) * active.norm[anchor[i]]);
+  }
+  double signed_sum = 0, absolute_sum = 0;
+  for (int i = 0; i < split.p; ++i) {
+    const int h = split.positive[i];
+    const float* row_h = query.gram.data() + static_cast<std::size_t>(h) * query.heads;
+    const float* row_j = query.gram.data() + static_cast<std::size_t>(anchor[i]) * query.heads;
+    double row_signed = 0, row_absolute = 0;
+    for (int k = 0; k <= i; ++k) {
+      const int l = split.positive[k];
+      const double to_head = static_cast<double>(row_h[l]) - fold[i] * row_j[l];
+      const double to_anchor = static_cast<double>(row_h[anchor[k]]) - fold[i] * row_j[anchor[k]];
+      const double product = weight[k] * (to_head - fold[k] * to_anchor);
+      const double count = k == i ? 1 : 2;
+      row_signed += count * product;
+      row_absolute += count * std::abs(product);
+    }
+    signed_sum += weight[i] * row_signed;
+    absolute_sum += weight[i] * row_absolute;
+  }
+  const double error = rounding.gram * size * size;
+  const double root = std::sqrt(std::max(absolute_sum, 0.0) + error);
+  if (linear) return rounding.above(0.5 * root);
+  return rounding.above(0.5 * (std::sqrt(std::max(signed_sum, 0.0) + error) + root));
+}
+
+// Section 3.4: the group of each omitted negative head, -1 for none.
+using Groups = std::array<std::int8_t, kMaxHeads>;
+
+Groups group_negatives(const QueryHeads& query, const ActiveHeads& active, const Split& split,
+                       const FocusStatistics& statistics, const PanelDots& panel, const Focus& focus, bool linear,
+                       int aggregates) {
+  Groups group;
+  group.fill(-1);
+  if (aggregates < 1) return group;
+  if (linear || aggregates == 1 || focus.count == 0) {
+    for (int i = 0; i < split.n; ++i) {
+      const int h = split.negative[i];
+      const bool in = linear ? statistics.mean[h] > 0.0F : statistics.on_share[h] >= 0.5F;
+      group[h] = in ? 0 : -1;
+    }
+    return group;
+  }
+  // Greedy over heads by size: join the group whose mean [sum]+ rises most.
+  std::array<std::int16_t, kMaxHeads> order = split.negative;
+  const auto size = [&](int h) { return std::abs(static_cast<double>(query.w[h])) * active.norm[h]; };
+  std::sort(order.begin(), order.begin() + split.n, [&](int a, int b) {
+    const double sa = size(a), sb = size(b);
+    return sa != sb ? sa > sb : a < b;
+  });
+  std::array<std::array<float, kMaxFocus>, kMaxAggregates> sum{};
+  std::array<float, kMaxFocus> term;
+  for (int i = 0; i < split.n; ++i) {
+    const int h = order[i];
+    const float* x = panel.x + static_cast<std::ptrdiff_t>(h) * panel.stride;
+    const float w = -query.w[h];
+    for (int f = 0; f < focus.count; ++f) {
+      const float value = x[focus.key[f]];
+      term[f] = value == value ? w * value : 0.0F;
+    }
+    float best = 0;
+    int chosen = -1;
+    for (int g = 0; g < aggregates; ++g) {
+      float rise = 0;
+      for (int f = 0; f < focus.count; ++f) rise += relu(sum[g][f] + term[f]) - relu(sum[g][f]);
+      if (rise > best) {
+        best = rise;
+        chosen = g;
+      }
+    }
+    group[h] = static_cast<std::int8_t>(chosen);
+    if (chosen < 0) continue;
+    for (int f = 0; f < focus.count; ++f) sum[chosen][f] += term[f];
+  }
+  return group;
+}
+
+}  // namespace
+
+Certificate build_certificate(const QueryHeads& query, const CertificateChoice& choice, const PanelDots& panel,
+                              std::span<float> aux_rows, const Allowances& allowances) {
+  Certificate out;
+  out.form = choice.form == Form::automatic ? Form::extended : choice.form;
+  const bool linear = out.form != Form::base;
+  const int aggregates = linear ? 1 : std::clamp(choice.aggregates, 0, kMaxAggregates);
+
+  const ActiveHeads active = find_active(query);
+  if (active.exempt) {
+    out.exempt = true;
+    return out;
+  }
+  const Rounding rounding(query, active.count, allowances.scale);
+  const Focus focus(panel);
+  const FocusStatistics statistics = measure(panel, focus, active);
+  const int budget = std::clamp(choice.retained, 0, kMaxBoundRows - aggregates);
+  const Split split = split_heads(query, active, statistics, budget);
+  if (out.form == Form::absolute && split.p > 0) {
+    out.exempt = true;
+    return out;
+  }
+  const Anchors anchors = choose_anchors(query, active, split, linear);
+  const Groups group = group_negatives(query, active, split, statistics, panel, focus, linear, aggregates);
+
+  // Coefficients of the retained heads (value and size of the summed terms), shares of the auxiliary vectors, and what
+  // multiplies ||k||: sections 3.2 to 3.5 and 4.
+  PerHead coefficient{}, magnitude{};
+  std::array<PerHead, kMaxAggregates> share{};
+  double c = joint_residual(query, active, split, anchors, rounding, linear);
+  for (int i = 0; i < split.r; ++i) {
+    const int h = split.retained[i];
+    const double w = query.w[h];
+    coefficient[h] = w > 0 ? w * (1 + rounding.head_sum) : w * (1 - rounding.head_sum);
+    magnitude[h] = std::abs(coefficient[h]);
+  }
+  double unretained = 0;  // sum over A and P of |w_h| ||q_h||, and over anchors of the folded |w| ||q_j||
+  for (int i = 0; i < split.p; ++i) {
+    const int h = split.positive[i];
+    const double w = query.w[h] * (1 + rounding.head_sum);
+    const int j = anchors.head[h];
+    unretained += w * active.norm[h];
+    if (linear) share[0][h] -= 0.5 * w;
+    if (j < 0) continue;
+    const double fold = w * std::abs(anchors.beta[h]);
+    coefficient[j] += fold;
+    magnitude[j] += fold;
+    unretained += fold * active.norm[j];
+    if (linear) share[0][j] += 0.5 * fold;
+  }
+  for (int i = 0; i < split.n; ++i) {
+    const int h = split.negative[i];
+    if (group[h] < 0) continue;
+    const double w = -static_cast<double>(query.w[h]) * (1 - rounding.head_sum);
+    share[group[h]][h] += w;
+    unretained += w * active.norm[h];
+  }
+  c += rounding.dot * unretained;
+
+  // Auxiliary vectors, rounded to f32; zero ones are dropped.
+  const auto dim = static_cast<std::size_t>(query.dim);
+  std::array<double, kMaxAggregates> aux_norm{};
+  int aux = 0;
+  for (int a = 0; a < aggregates; ++a) {
+    std::array<double, kMaxDim> vector{};
+    bool any = false;
+    for (int k = 0; k < active.count; ++k) {
+      const int h = active.index[k];
+      const double s = share[a][h];
+      if (s == 0) continue;
+      any = true;
+      const float* q = query.q.data() + static_cast<std::size_t>(h) * dim;
+      for (std::size_t d = 0; d < dim; ++d) vector[d] += s * static_cast<double>(q[d]);
+    }
+    if (!any) continue;
+    float* row = aux_rows.data() + static_cast<std::size_t>(aux) * dim;
+    double square = 0, rest = 0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      row[d] = static_cast<float>(vector[d]);
+      const double error = vector[d] - static_cast<double>(row[d]);
+      square += static_cast<double>(row[d]) * row[d];
+      rest += error * error;
+    }
+    c += rounding.scale * std::sqrt(rest);
+    if (square == 0) continue;
+    aux_norm[aux] = rounding.above(std::sqrt(square));
+    for (int h = 0; h < query.heads; ++h) out.aux_share[aux][h] = static_cast<float>(share[a][h]);
+    ++aux;
+  }
+
+  // Weights, rounded away from the reference by what the screen's own chain may lose.
+  out.retained = split.r;
+  out.rows = split.r + aux;
+  out.linear_rows = linear ? aux : 0;
+  const auto seal = [&](int j, double value) {
+    const double loss = rounding.chain(j, out.rows);
+    return value >= 0 ? rounding.up(rounding.above(value / (1 - loss))) : rounding.up(rounding.above(value / (1 + loss)));
+  };
+  bool finite = true;
+  for (int j = 0; j < split.r; ++j) {
+    const int h = split.retained[j];
+    out.head[j] = static_cast<std::int16_t>(h);
+    out.weight[j] = seal(j, coefficient[h] + magnitude[h] * rounding.f64);
+    finite = finite && std::isfinite(out.weight[j]);
+  }
+  for (int a = 0; a < aux; ++a) {
+    const int j = split.r + a;
+    out.weight[j] = linear ? -1.0F : seal(j, -1.0);
+    c += (rounding.aux_dot + (linear ? rounding.chain(j, out.rows) * (1 + rounding.aux_dot) : 0.0)) * aux_norm[a];
+  }
+
+  // f64 rounding of all the sums above, relative to what was summed; then underflow, worth 2^-150 an operation, carried by
+  // the norm because rho sqrt(dim) >= 2^-6 for every key but zero (section 4.6).
+  c += rounding.scale * 0x1p-44 * (active.total + unretained);
+  c += rounding.scale * 0x1p-143 * (active.count + out.rows + 1 + aux * query.dim);
+  out.c = rounding.up(rounding.above(c * std::sqrt(static_cast<double>(query.dim)) / (1 - rounding.chain(-1, out.rows))));
+  if (active.count == 0) out.c = 0;
+  out.exempt = !finite || !std::isfinite(out.c);
+  return out;
+}
+
+float bound_reference(const Certificate& certificate, std::span<const float> rows, std::span<const float> key, float rho) {
+  float u = certificate.c * rho;
+  for (int j = 0; j < certificate.rows; ++j) {
+    const float* row = rows.data() + static_cast<std::size_t>(j) * key.size();
+    float dot = 0;
+    for (std::size_t d = 0; d < key.size(); ++d) dot = std::fma(row[d], key[d], dot);
+    const bool linear = j >= certificate.rows - certificate.linear_rows;
+    u = std::fma(certificate.weight[j], linear ? dot : relu(dot), u);
+  }
+  return u;
+}
+
+void predict_bounds(const Certificate& certificate, const PanelDots& panel, std::span<const float> rho, std::span<float> u) {
+  constexpr int kBlock = 64;
+  for (int first = 0; first < panel.keys; first += kBlock) {
+    const int count = std::min(kBlock, panel.keys - first);
+    std::array<float, kBlock> sum{}, x{};
+    // A short last block is padded through `x`, so that every arithmetic loop has a constant length.
+    const auto load = [&](int h) -> const float* {
+      const float* dots = panel.x + static_cast<std::ptrdiff_t>(h) * panel.stride + first;
+      if (count == kBlock) return dots;
+      std::copy_n(dots, count, x.begin());
+      return x.data();
+    };
+    for (int i = 0; i < count; ++i) sum[i] = certificate.c * rho[first + i];
+    for (int j = 0; j < certificate.retained; ++j) {
+      const float* dots = load(certificate.head[j]);
+      const float weight = certificate.weight[j];
+      for (int i = 0; i < kBlock; ++i) sum[i] += weight * relu(dots[i]);
+    }
+    for (int j = certificate.retained; j < certificate.rows; ++j) {
+      const auto& share = certificate.aux_share[j - certificate.retained];
+      std::array<float, kBlock> dot{};
+      for (int h = 0; h < kMaxHeads; ++h) {
+        if (share[h] == 0.0F) continue;
+        const float* dots = load(h);
+        for (int i = 0; i < kBlock; ++i) dot[i] += share[h] * dots[i];
+      }
+      const float weight = certificate.weight[j];
+      const bool linear = j >= certificate.rows - certificate.linear_rows;
+      for (int i = 0; i < kBlock; ++i) sum[i] += weight * (linear ? dot[i] : relu(dot[i]));
+    }
+    std::copy_n(sum.begin(), count, u.begin() + first);
+  }
+}
+
+}  // namespace dosa
