@@ -1,0 +1,287 @@
+// The kernels of kernels.hpp for one instruction set. Re-included per target by Highway; no include guard of the usual kind.
+#if defined(DOSA_CPU_KERNELS_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOSA_CPU_KERNELS_INL
+#undef DOSA_CPU_KERNELS_INL
+#else
+#define DOSA_CPU_KERNELS_INL
+#endif
+
+#include <limits>
+
+#include "backend/cpu/kernels.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dosa::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Highway's fallback targets multiply and add with two roundings, which changes the reference's bits; scalar.cpp is ours.
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define DOSA_TARGET_HAS_FMA 1
+
+using F32 = hn::ScalableTag<float>;
+using U32 = hn::RebindToUnsigned<F32>;
+using I32 = hn::RebindToSigned<F32>;
+using VF = hn::Vec<F32>;
+
+constexpr int kChunkVectors = 3;  // vectors of keys whose accumulators are in registers at once
+
+HWY_INLINE int chunk_keys() { return kChunkVectors * static_cast<int>(hn::Lanes(F32())); }
+
+// x > 0 ? x : +0. x86 max returns its second operand when one is a NaN or both are zero.
+HWY_INLINE VF relu(F32 d, VF x) {
+#if HWY_ARCH_X86
+  return hn::Max(x, hn::Zero(d));
+#else
+  return hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), x);
+#endif
+}
+
+// --- Packing: 48 rows of bytes -> [dim][48] floats ---------------------------------------------------------------------
+
+// Transposes words of four bytes: quads[word][key].
+HWY_INLINE void transpose_quads(const std::uint8_t* const* keys, int dim, std::uint32_t* quads) {
+  const hn::Full128<std::uint32_t> d;
+  const hn::Repartition<std::uint64_t, decltype(d)> d64;
+  for (int key = 0; key < kPanelKeys; key += 4) {
+    for (int byte = 0; byte < dim; byte += 16) {
+      const auto load = [&](int i) HWY_ATTR {
+        return hn::BitCast(d, hn::LoadU(hn::Full128<std::uint8_t>(), keys[key + i] + byte));
+      };
+      const auto r0 = load(0), r1 = load(1), r2 = load(2), r3 = load(3);
+      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+      std::uint32_t* out = quads + (byte / 4) * kPanelKeys + key;
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, out);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, out + kPanelKeys);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, out + 2 * kPanelKeys);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, out + 3 * kPanelKeys);
+    }
+  }
+}
+
+// Byte `kByte` of each word, decoded. |v| = f for normal values, 2f - 2^-6 for subnormal ones (f read the exponent field 0
+// as 2^-7 (1 + m/8)); the right one is the smaller. A NaN byte comes out as 480, which `largest` reports.
+template <int kByte>
+HWY_INLINE VF decode_byte(F32 d, hn::Vec<U32> quad, VF& largest) {
+  const U32 du;
+  const auto magnitude_bits = hn::Set(du, 0x7FU << 20);
+  auto magnitude = quad;
+  if constexpr (kByte * 8 <= 20) {
+    magnitude = hn::ShiftLeft<20 - 8 * kByte>(quad);
+  } else {
+    magnitude = hn::ShiftRight<8 * kByte - 20>(quad);
+  }
+  const VF f = hn::BitCast(d, hn::Add(hn::And(magnitude, magnitude_bits), hn::Set(du, 120U << 23)));
+  const VF value = hn::Min(f, hn::MulAdd(f, hn::Set(d, 2.0F), hn::Set(d, -0x1p-6F)));
+  largest = hn::Max(largest, value);
+  return hn::CopySign(value, hn::BitCast(d, hn::ShiftLeft<24 - 8 * kByte>(quad)));
+}
+
+HWY_NOINLINE void put_nans(const std::uint8_t* const* keys, int dim, float* panel) {
+  for (int key = 0; key < kPanelKeys; ++key) {
+    for (int i = 0; i < dim; ++i) {
+      if ((keys[key][i] & 0x7F) == 0x7F) panel[i * kPanelKeys + key] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+}
+
+void pack_panel(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT panel) {
+  const F32 d;
+  const U32 du;
+  HWY_ALIGN std::uint32_t quads[128 / 4 * kPanelKeys];
+  transpose_quads(keys, dim, quads);
+  VF largest = hn::Zero(d);
+  for (int word = 0; word < dim / 4; ++word) {
+    float* out = panel + 4 * word * kPanelKeys;
+    for (int key = 0; key < kPanelKeys; key += static_cast<int>(hn::Lanes(d))) {
+      const auto quad = hn::LoadU(du, quads + word * kPanelKeys + key);
+      hn::StoreU(decode_byte<0>(d, quad, largest), d, out + key);
+      hn::StoreU(decode_byte<1>(d, quad, largest), d, out + kPanelKeys + key);
+      hn::StoreU(decode_byte<2>(d, quad, largest), d, out + 2 * kPanelKeys + key);
+      hn::StoreU(decode_byte<3>(d, quad, largest), d, out + 3 * kPanelKeys + key);
+    }
+  }
+  if (hn::GetLane(hn::MaxOfLanes(d, largest)) > 448.0F) put_nans(keys, dim, panel);
+}
+
+// --- Dots: 4 rows x 3 vectors of keys in registers -----------------------------------------------------------------------
+
+struct Dots {
+  VF x[kRowGroup][kChunkVectors];
+};
+
+HWY_INLINE Dots dot_group(F32 d, const float* HWY_RESTRICT panel, const float* HWY_RESTRICT rows, int dim) {
+  const std::size_t lanes = hn::Lanes(d);
+  VF a00 = hn::Zero(d), a01 = a00, a02 = a00, a10 = a00, a11 = a00, a12 = a00;
+  VF a20 = a00, a21 = a00, a22 = a00, a30 = a00, a31 = a00, a32 = a00;
+  for (int i = 0; i < dim; ++i) {
+    const float* k = panel + i * kPanelKeys;
+    const float* q = rows + i * kRowGroup;
+    const VF k0 = hn::LoadU(d, k), k1 = hn::LoadU(d, k + lanes), k2 = hn::LoadU(d, k + 2 * lanes);
+    VF b = hn::Set(d, q[0]);
+    a00 = hn::MulAdd(b, k0, a00), a01 = hn::MulAdd(b, k1, a01), a02 = hn::MulAdd(b, k2, a02);
+    b = hn::Set(d, q[1]);
+    a10 = hn::MulAdd(b, k0, a10), a11 = hn::MulAdd(b, k1, a11), a12 = hn::MulAdd(b, k2, a12);
+    b = hn::Set(d, q[2]);
+    a20 = hn::MulAdd(b, k0, a20), a21 = hn::MulAdd(b, k1, a21), a22 = hn::MulAdd(b, k2, a22);
+    b = hn::Set(d, q[3]);
+    a30 = hn::MulAdd(b, k0, a30), a31 = hn::MulAdd(b, k1, a31), a32 = hn::MulAdd(b, k2, a32);
+  }
+  return {{{a00, a01, a02}, {a10, a11, a12}, {a20, a21, a22}, {a30, a31, a32}}};
+}
+
+void dot_panel(const float* panel, const float* q, int dim, int rows, float* x, std::int64_t stride) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int key = 0; key < kPanelKeys; key += chunk_keys()) {
+    for (int row = 0; row < rows; row += kRowGroup) {
+      const Dots dots = dot_group(d, panel + key, q + row * dim, dim);
+      for (int r = 0; r < kRowGroup && row + r < rows; ++r) {
+        for (int v = 0; v < kChunkVectors; ++v) hn::StoreU(dots.x[r][v], d, x + (row + r) * stride + key + v * lanes);
+      }
+    }
+  }
+}
+
+void score_panel(const ScoreArgs& args, float* HWY_RESTRICT scores) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int key = 0; key < kPanelKeys; key += chunk_keys()) {
+    VF s0 = hn::Zero(d), s1 = s0, s2 = s0;
+    const auto add_head = [&](const VF* x, float weight) HWY_ATTR {
+      const VF w = hn::Set(d, weight);
+      s0 = hn::MulAdd(w, relu(d, x[0]), s0);
+      s1 = hn::MulAdd(w, relu(d, x[1]), s1);
+      s2 = hn::MulAdd(w, relu(d, x[2]), s2);
+    };
+    int head = 0;
+    for (; head + kRowGroup <= args.heads; head += kRowGroup) {
+      const Dots dots = dot_group(d, args.panel + key, args.q + head * args.dim, args.dim);
+      for (int r = 0; r < kRowGroup; ++r) add_head(dots.x[r], args.w[head + r]);
+    }
+    if (head < args.heads) {
+      const Dots dots = dot_group(d, args.panel + key, args.q + head * args.dim, args.dim);
+      for (int r = 0; head + r < args.heads; ++r) add_head(dots.x[r], args.w[head + r]);
+    }
+    const float* scale = args.k_scale + key;
+    hn::StoreU(hn::Mul(hn::LoadU(d, scale), s0), d, scores + key);
+    hn::StoreU(hn::Mul(hn::LoadU(d, scale + lanes), s1), d, scores + key + lanes);
+    hn::StoreU(hn::Mul(hn::LoadU(d, scale + 2 * lanes), s2), d, scores + key + 2 * lanes);
+  }
+}
+
+// --- Bounds ----------------------------------------------------------------------------------------------------------------
+
+// u of one chunk of keys while rows are added to it.
+struct BoundChunk {
+  VF u0, u1, u2;
+
+  HWY_INLINE void add(F32 d, VF x0, VF x1, VF x2, float weight, bool linear) {
+    const VF w = hn::Set(d, weight);
+    if (!linear) x0 = relu(d, x0), x1 = relu(d, x1), x2 = relu(d, x2);
+    u0 = hn::MulAdd(w, x0, u0), u1 = hn::MulAdd(w, x1, u1), u2 = hn::MulAdd(w, x2, u2);
+  }
+  HWY_INLINE void store(F32 d, const float* alpha, float* bounds) const {
+    const std::size_t lanes = hn::Lanes(d);
+    hn::StoreU(hn::Mul(hn::LoadU(d, alpha), u0), d, bounds);
+    hn::StoreU(hn::Mul(hn::LoadU(d, alpha + lanes), u1), d, bounds + lanes);
+    hn::StoreU(hn::Mul(hn::LoadU(d, alpha + 2 * lanes), u2), d, bounds + 2 * lanes);
+  }
+};
+
+void bound_panel(const BoundArgs& args, float* HWY_RESTRICT bounds) {
+  const F32 d;
+  const std::size_t lanes = hn::Lanes(d);
+  const int relu_rows = args.rows - args.linear_rows;
+  for (int key = 0; key < kPanelKeys; key += chunk_keys()) {
+    const VF c = hn::Set(d, args.c);
+    const float* rho = args.rho + key;
+    BoundChunk u{hn::Mul(c, hn::LoadU(d, rho)), hn::Mul(c, hn::LoadU(d, rho + lanes)),
+                 hn::Mul(c, hn::LoadU(d, rho + 2 * lanes))};
+    for (int row = 0; row < args.rows; row += kRowGroup) {
+      const Dots dots = dot_group(d, args.panel + key, args.row_data + row * args.dim, args.dim);
+      for (int r = 0; r < kRowGroup && row + r < args.rows; ++r) {
+        u.add(d, dots.x[r][0], dots.x[r][1], dots.x[r][2], args.weight[row + r], row + r >= relu_rows);
+      }
+    }
+    u.store(d, args.alpha + key, bounds + key);
+  }
+}
+
+void norm_panel(const float* HWY_RESTRICT panel, int dim, float* HWY_RESTRICT square, float* HWY_RESTRICT square_e) {
+  const F32 d;
+  const VF quarter = hn::Set(d, 0.25F), minus_four = hn::Set(d, -4.0F);
+  for (int key = 0; key < kPanelKeys; key += static_cast<int>(hn::Lanes(d))) {
+    VF sum = hn::Zero(d), sum_e = hn::Zero(d);
+    for (int i = 0; i < dim; ++i) {
+      const VF k = hn::LoadU(d, panel + i * kPanelKeys + key);
+      const VF e = hn::MulAdd(minus_four, hn::Round(hn::Mul(k, quarter)), k);  // exact
+      sum = hn::MulAdd(k, k, sum);
+      sum_e = hn::MulAdd(e, e, sum_e);
+    }
+    hn::StoreU(sum, d, square + key);
+    hn::StoreU(sum_e, d, square_e + key);
+  }
+}
+
+// --- Collecting survivors ---------------------------------------------------------------------------------------------------
+
+// `keep` maps a vector of bounds to the mask of positions to collect; the tail is compared as scalars by `keep_one`.
+template <class Keep, class KeepOne>
+HWY_INLINE std::int64_t collect(const float* u, std::int64_t n, std::int32_t* out, const Keep& keep, const KeepOne& keep_one) {
+  const F32 d;
+  const I32 di;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t count = 0;
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto mask = keep(hn::LoadU(d, u + i));
+    if (hn::AllFalse(d, mask)) continue;
+    const auto ids = hn::Iota(di, static_cast<std::int32_t>(i));
+    count += static_cast<std::int64_t>(hn::CompressBlendedStore(ids, hn::RebindMask(di, mask), di, out + count));
+  }
+  for (; i < n; ++i) {
+    if (keep_one(u[i])) out[count++] = static_cast<std::int32_t>(i);
+  }
+  return count;
+}
+
+std::int64_t collect_at_least(const float* u, std::int64_t n, float low, std::int32_t* out) {
+  const F32 d;
+  const VF vlow = hn::Set(d, low);
+  return collect(
+      u, n, out, [&](VF v) HWY_ATTR { return hn::Not(hn::Lt(v, vlow)); }, [&](float v) { return !(v < low); });
+}
+
+std::int64_t collect_between(const float* u, std::int64_t n, float low, float high, std::int32_t* out) {
+  const F32 d;
+  const VF vlow = hn::Set(d, low), vhigh = hn::Set(d, high);
+  return collect(
+      u, n, out, [&](VF v) HWY_ATTR { return hn::AndNot(hn::Lt(v, vlow), hn::Lt(v, vhigh)); },
+      [&](float v) { return !(v < low) && v < high; });
+}
+
+#if HWY_TARGET == HWY_AVX3_DL
+#include "backend/cpu/kernels_i8-inl.hpp"
+#endif
+
+inline constexpr Kernels make_kernels(std::string_view name) {
+  Kernels kernels{name,       pack_panel,       score_panel,     dot_panel, bound_panel,
+                  norm_panel, collect_at_least, collect_between, nullptr,   nullptr};
+#if HWY_TARGET == HWY_AVX3_DL
+  kernels.pack_panel_i8 = pack_panel_i8;
+  kernels.bound_panel_i8 = bound_panel_i8;
+#endif
+  return kernels;
+}
+
+#endif  // a target with fused multiply-add
+
+}  // namespace dosa::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,74 @@
+// Integer screening kernels (AVX-512 VNNI and VBMI). Included by kernels-inl.hpp inside its namespace.
+
+// round(|v| / 4) of every E4M3 magnitude; NaN bytes get 120, their keys are exempt anyway.
+struct alignas(64) QuarterTable {
+  std::uint8_t quarter[128];
+};
+inline constexpr QuarterTable kQuarterTable = [] {
+  QuarterTable table{};
+  for (int byte = 0; byte < 128; ++byte) {
+    const int exponent = byte >> 3;
+    const int mantissa = byte & 7;
+    // The value in units of 2^-9, then to units of 4 = 2^11, ties to even.
+    const std::int64_t units = exponent == 0 ? mantissa : static_cast<std::int64_t>(8 + mantissa) << (exponent - 1);
+    const std::int64_t floor = units >> 11;
+    const std::int64_t rest = units & 2047;
+    const bool up = rest > 1024 || (rest == 1024 && (floor & 1) != 0);
+    table.quarter[byte] = static_cast<std::uint8_t>(floor + (up ? 1 : 0));
+  }
+  return table;
+}();
+
+// Highway 1.0.3 checks the CPU for these at this target but does not enable them in the compiler.
+#define DOSA_I8_ATTR __attribute__((target("avx512vnni,avx512vbmi")))
+
+DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
+  transpose_quads(keys, dim, panel);
+  const __m512i low = _mm512_load_si512(kQuarterTable.quarter);
+  const __m512i high = _mm512_load_si512(kQuarterTable.quarter + 64);
+  const __m512i zero_point = _mm512_set1_epi8(-128);
+  for (int i = 0; i < dim / 4 * kPanelKeys; i += 16) {
+    const __m512i bytes = _mm512_loadu_si512(panel + i);
+    const __m512i quarter = _mm512_permutex2var_epi8(low, bytes, high);  // takes the low seven bits of each byte
+    const __m512i centred = _mm512_add_epi8(zero_point, quarter);
+    _mm512_storeu_si512(panel + i, _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, quarter));
+  }
+}
+
+DOSA_I8_ATTR void bound_panel_i8(const IntegerBoundArgs& args, float* HWY_RESTRICT bounds) {
+  static_assert(kPanelKeys == 3 * 16 && kRowGroup == 4);
+  const F32 d;
+  const int relu_rows = args.rows - args.linear_rows;
+  const VF c = hn::Set(d, args.c), c_e = hn::Set(d, args.c_e);
+  const auto start = [&](int key) DOSA_I8_ATTR {
+    return hn::MulAdd(c_e, hn::LoadU(d, args.rho_e + key), hn::Mul(c, hn::LoadU(d, args.rho + key)));
+  };
+  BoundChunk u{start(0), start(16), start(32)};
+  for (int row = 0; row < args.rows; row += kRowGroup) {
+    const std::int32_t* offset = args.offset + row;
+    __m512i a00 = _mm512_set1_epi32(offset[0]), a01 = a00, a02 = a00;
+    __m512i a10 = _mm512_set1_epi32(offset[1]), a11 = a10, a12 = a10;
+    __m512i a20 = _mm512_set1_epi32(offset[2]), a21 = a20, a22 = a20;
+    __m512i a30 = _mm512_set1_epi32(offset[3]), a31 = a30, a32 = a30;
+    const std::uint32_t* q = args.row_data + row * (args.dim / 4);
+    for (int word = 0; word < args.dim / 4; ++word, q += kRowGroup) {
+      const std::uint32_t* k = args.panel + word * kPanelKeys;
+      const __m512i k0 = _mm512_loadu_si512(k), k1 = _mm512_loadu_si512(k + 16), k2 = _mm512_loadu_si512(k + 32);
+      __m512i b = _mm512_set1_epi32(static_cast<int>(q[0]));
+      a00 = _mm512_dpbusd_epi32(a00, k0, b), a01 = _mm512_dpbusd_epi32(a01, k1, b), a02 = _mm512_dpbusd_epi32(a02, k2, b);
+      b = _mm512_set1_epi32(static_cast<int>(q[1]));
+      a10 = _mm512_dpbusd_epi32(a10, k0, b), a11 = _mm512_dpbusd_epi32(a11, k1, b), a12 = _mm512_dpbusd_epi32(a12, k2, b);
+      b = _mm512_set1_epi32(static_cast<int>(q[2]));
+      a20 = _mm512_dpbusd_epi32(a20, k0, b), a21 = _mm512_dpbusd_epi32(a21, k1, b), a22 = _mm512_dpbusd_epi32(a22, k2, b);
+      b = _mm512_set1_epi32(static_cast<int>(q[3]));
+      a30 = _mm512_dpbusd_epi32(a30, k0, b), a31 = _mm512_dpbusd_epi32(a31, k1, b), a32 = _mm512_dpbusd_epi32(a32, k2, b);
+    }
+    const auto add = [&](int r, __m512i x0, __m512i x1, __m512i x2) DOSA_I8_ATTR {
+      if (row + r >= args.rows) return;
+      u.add(d, VF{_mm512_cvtepi32_ps(x0)}, VF{_mm512_cvtepi32_ps(x1)}, VF{_mm512_cvtepi32_ps(x2)}, args.weight[row + r],
+            row + r >= relu_rows);
+    };
+    add(0, a00, a01, a02), add(1, a10, a11, a12), add(2, a20, a21, a22), add(3, a30, a31, a32);
+  }
+  u.store(d, args.alpha, bounds);
+}

@@ -1,0 +1,81 @@
+// Records: (score, key id) pairs of keys that may still win, and their exact selection.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "base/error.hpp"
+#include "base/numeric.hpp"
+
+namespace dosa {
+
+/// A record as one integer: records in ascending order are in the selection's total order (score descending, then id).
+/// Bits 63..32 order_code(score), 31..1 id, 0 set for a score of -0.0 (equal to +0.0 in the order, not in its bits).
+using Record = std::uint64_t;
+
+inline Record make_record(float score, std::int32_t id) noexcept {
+  const bool negative_zero = std::bit_cast<std::uint32_t>(score) == 0x80000000U;
+  return (std::uint64_t{order_code(score)} << 32) | (std::uint64_t{static_cast<std::uint32_t>(id)} << 1) |
+         (negative_zero ? 1U : 0U);
+}
+
+inline std::int32_t id_of(Record record) noexcept { return static_cast<std::int32_t>((record >> 1) & 0x7FFFFFFFU); }
+
+inline float score_of(Record record) noexcept {
+  const float score = score_of_code(static_cast<std::uint32_t>(record >> 32));
+  return (record & 1U) != 0 ? -score : score;
+}
+
+/// What a record proves about the K-th best score: nothing if it is a NaN.
+inline float tau_of(Record kth) noexcept {
+  const float score = score_of(kth);
+  return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
+}
+
+/// A bounded buffer of records of one query. When full it is compacted exactly: the K first records stay and tau rises to
+/// the K-th. A later tie with a lower id still enters, because only scores below tau are turned away.
+class RecordBuffer {
+ public:
+  RecordBuffer() = default;
+  /// `storage` holds more than k records.
+  RecordBuffer(std::span<Record> storage, std::int32_t k) noexcept
+      : data_(storage.data()), capacity_(static_cast<std::int32_t>(storage.size())), k_(k) {
+    DOSA_INVARIANT(capacity_ > k_);
+  }
+
+  [[nodiscard]] float tau() const noexcept { return tau_; }
+  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+  [[nodiscard]] std::int32_t k() const noexcept { return k_; }
+  [[nodiscard]] std::int64_t compactions() const noexcept { return compactions_; }
+  [[nodiscard]] std::span<Record> records() noexcept { return {data_, static_cast<std::size_t>(size_)}; }
+
+  /// Takes the record unless its score is below tau. Not `score >= tau`, which would lose NaN records that must fill a row.
+  void push(float score, std::int32_t id) noexcept {
+    if (score < tau_) return;
+    if (size_ == capacity_) compact();
+    data_[size_++] = make_record(score, id);
+  }
+
+  /// Keeps the K first records, if there are more, and raises tau to the K-th.
+  void compact() noexcept {
+    if (size_ < k_) return;
+    std::nth_element(data_, data_ + (k_ - 1), data_ + size_);
+    tau_ = std::max(tau_, tau_of(data_[k_ - 1]));
+    compactions_ += size_ == capacity_ ? 1 : 0;
+    size_ = k_;
+  }
+
+ private:
+  Record* data_ = nullptr;
+  std::int32_t size_ = 0;
+  std::int32_t capacity_ = 0;
+  std::int32_t k_ = 0;
+  float tau_ = -std::numeric_limits<float>::infinity();
+  std::int64_t compactions_ = 0;
+};
+
+}  // namespace dosa
