@@ -12,6 +12,10 @@ if(DOSA_SANITIZE)
   endif()
 endif()
 
+if(DOSA_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage feedback; only fuzzers link libFuzzer's main
+endif()
+
 if(PROJECT_IS_TOP_LEVEL)
   # Signed/unsigned mixes are left out: sizes of views are int64, sizes of containers are size_t.
   add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
