@@ -14,7 +14,7 @@
 
 #include "base/error.hpp"
 #include "io/file.hpp"
-#include "io/record.hpp"
+#include "io/json.hpp"
 
 namespace dosa {
 namespace {
@@ -258,9 +258,9 @@ Result<void> write_safetensors(const std::string& path, std::vector<StoredTensor
   std::ranges::sort(tensors, {}, [](const StoredTensor& tensor) {
     return std::pair<std::int64_t, std::string_view>(-element_bytes(tensor.dtype).value_or(1), tensor.name);
   });
-  Record header;
+  JsonObject header;
   if (!metadata.empty()) {
-    Record entries;
+    JsonObject entries;
     for (const auto& [name, value] : metadata) entries.add(name, value);
     header.add(kMetadataName, entries);
   }
@@ -268,7 +268,7 @@ Result<void> write_safetensors(const std::string& path, std::vector<StoredTensor
   for (const StoredTensor& tensor : tensors) {
     const std::array offsets{offset, offset + static_cast<std::int64_t>(tensor.bytes.size())};
     offset = offsets[1];
-    header.add(tensor.name, Record()
+    header.add(tensor.name, JsonObject()
                                 .add("dtype", tensor.dtype)
                                 .add("shape", std::span<const std::int64_t>(tensor.shape))
                                 .add("data_offsets", std::span<const std::int64_t>(offsets)));

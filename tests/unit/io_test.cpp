@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "io/record.hpp"
+#include "io/json.hpp"
 #include "io/safetensors.hpp"
 #include "io/trace.hpp"
 
@@ -233,9 +233,9 @@ TEST(Selection, IsSavedDense) {
   EXPECT_EQ(save_selection("/nonexistent/x", selection, {}).error().code, ErrorCode::io);
 }
 
-TEST(Record, IsOneOrderedLine) {
+TEST(JsonObject, IsOneOrderedLine) {
   const double times[2] = {0.5, std::numeric_limits<double>::infinity()};
-  Record record("bench");
+  JsonObject record("bench");
   record.add("z", std::int64_t{1} << 40)
       .add("a", true)
       .add("path", "x\ny\xff")
