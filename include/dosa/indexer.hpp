@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,9 @@ class Indexer {
   /// Writes every row of `out`. Neither allocates nor keeps anything; results do not depend on the workspace's contents,
   /// on threads, implementation, method or plan. Errors leave `out` untouched, except verification_failed.
   /// Errors: invalid_argument (a tensor does not match the plan), workspace_too_small, verification_failed.
-  Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace) const;
+  /// `reports` is empty or has one entry per row to fill.
+  Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
+                    std::span<RowReport> reports = {}) const;
 
   /// The same with a workspace that the Indexer keeps and grows as needed.
   Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out);

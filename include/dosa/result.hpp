@@ -6,6 +6,7 @@
 
 #include <tl/expected.hpp>
 
+#include "dosa/options.hpp"
 #include "dosa/tensor.hpp"
 
 namespace dosa {
@@ -57,7 +58,8 @@ struct Stats {
   std::int64_t seeds = 0;      ///< scored in full to find tau before any bound was compared
   std::int64_t screened = 0;   ///< compared by bound
   std::int64_t survivors = 0;  ///< bound not below the tau of the time
-  std::int64_t refined = 0;    ///< scored in full after screening, or by the dense path of a fallback
+  std::int64_t refined = 0;    ///< survivors scored in full; fewer than survivors where tau rose meanwhile
+  std::int64_t full = 0;       ///< scored in full without screening
   std::int64_t exempt = 0;     ///< keys that always survive: odd scale or NaN byte (counted once per key)
 
   std::int64_t bound_rows = 0;   ///< sum over screened rows of the row budget
@@ -68,6 +70,27 @@ struct Stats {
   // Thread-seconds by stage.
   double seconds_seed = 0, seconds_certify = 0, seconds_screen = 0, seconds_refine = 0, seconds_select = 0;
   double seconds_score = 0;  ///< full scoring (dense, fused, fallbacks)
+};
+
+/// Sums of two runs, for callers who select in chunks.
+Stats& operator+=(Stats& sum, const Stats& other) noexcept;
+
+/// The path one row took.
+enum class Path : std::uint8_t { empty, short_row, dosa, full, full_context, full_loose, full_exempt };
+
+/// What happened to one row; Indexer::run fills one per row on request.
+struct RowReport {
+  Path path = Path::empty;
+  Form form = Form::automatic;  ///< of the certificate, if there was one
+  ScreenPrecision precision = ScreenPrecision::automatic;
+  std::int32_t retained = 0;    ///< heads evaluated exactly in the bound
+  std::int32_t bound_rows = 0;  ///< retained heads and auxiliary rows
+  std::int64_t visible = 0;
+  std::int64_t survivors = 0;
+  std::int64_t refined = 0;
+  float seed_tau = 0;          ///< tau when screening began; -inf if there were no witnesses
+  float tau = 0;               ///< the K-th best score, -inf for short rows
+  float predicted_work = 0;    ///< relative to dense; 0 if nothing was planned
 };
 
 }  // namespace dosa

@@ -1,0 +1,271 @@
+// The CPU backend: sizes, workers, and the order of a run.
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "backend/cpu/group.hpp"
+#include "backend/cpu/timer.hpp"
+#include "base/fpenv.hpp"
+
+namespace dosa::cpu {
+namespace {
+
+constexpr std::int64_t kLongestSlice = std::int64_t{2731} * kPanelKeys;  // 128 K keys; bounds of 16 queries are then 8 MiB
+constexpr std::int64_t kShortestSlice = std::int64_t{86} * kPanelKeys;   // 4 K keys
+constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;  // fewer keys are not worth splitting
+
+bool screens(const Options& options) { return options.method == Method::dosa || options.method == Method::automatic; }
+
+SeedPolicy resolve(const Options& options, const Plan& plan, bool hints) {
+  if (options.seeds != SeedPolicy::automatic) return options.seeds;
+  return hints || plan.slice_keys < plan.shape.nk ? SeedPolicy::chain : SeedPolicy::largest_bounds;
+}
+
+ScratchSizes scratch_sizes(const Plan& plan) {
+  const ProblemShape& shape = plan.shape;
+  return {.heads = shape.heads,
+          .dim = shape.dim,
+          .tile_queries = plan.tile_queries,
+          .panel_keys = plan.panel_keys,
+          .slice_keys = plan.slice_keys,
+          .record_capacity = plan.record_capacity,
+          .witness_capacity = max_witnesses(shape.topk, 2 * std::int64_t{shape.topk}),
+          .winner_capacity = 2 * std::int64_t{shape.topk}};
+}
+
+// Everything a run keeps in its workspace.
+struct Layout {
+  KeySummaries summaries;
+  Stats* worker_stats = nullptr;        // [threads]
+  Record* part_records = nullptr;       // [nq][parts][K]
+  std::int32_t* part_counts = nullptr;  // [nq][parts]
+  std::size_t workers_at = 0;
+  std::size_t worker_bytes = 0;
+  std::size_t bytes = 0;
+
+  Layout(const Plan& plan, void* base) {
+    Carver carver(base);
+    if (screens(plan.options)) {
+      const std::int64_t keys = (plan.shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys;
+      summaries = {carver.take<float>(keys), carver.take<float>(keys), carver.take<float>(keys)};
+    }
+    if (plan.key_parts > 1) {
+      part_records = carver.take<Record>(plan.shape.nq * plan.key_parts * plan.shape.topk);
+      part_counts = carver.take<std::int32_t>(plan.shape.nq * plan.key_parts);
+    }
+    worker_stats = carver.take<Stats>(plan.threads);
+    workers_at = carver.used();
+    Carver worker(nullptr);
+    const Scratch counted(worker, scratch_sizes(plan));
+    worker_bytes = worker.used();
+    bytes = workers_at + worker_bytes * static_cast<std::size_t>(plan.threads);
+  }
+};
+
+WorkPrices prices_for(const ProblemShape& shape) {
+  // Measured with kernels_bench on AVX2 and AVX-512: packing a panel takes a third of scoring it with 32 heads.
+  const double pack = 0.34 * 32 / shape.heads;
+  return {.row = 1.0 / shape.heads,
+          .survivor = 1.0 + pack,
+          .fixed = pack / 16 + 0.4 / shape.heads,
+          .aux_rows_factor = 1,
+          .row_multiple = kRowGroup};
+}
+
+class CpuBackend final : public BackendImpl {
+ public:
+  CpuBackend(const Options& options, const Kernels& kernels, int threads)
+      : options_(options), kernels_(kernels), threads_(threads), arena_(threads) {
+    for (int i = 0; i < threads; ++i) sorters_.emplace_back();
+  }
+
+  Result<Plan> plan(const ProblemShape& shape) const override;
+  Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
+                    std::span<RowReport> reports) const override;
+
+ private:
+  void summarize(const GroupContext& context, Stats& stats) const;
+  void run_worker(const GroupContext& context, int worker, const Scratch& scratch, Stats& stats) const;
+  void merge_parts(const GroupContext& context) const;
+
+  template <class Body>
+  void for_each_worker(int workers, const Body& body) const {
+    arena_.execute([&] {
+      tbb::parallel_for(
+          0, workers,
+          [&](int worker) {
+            const ScopedFloatEnvironment environment;
+            body(worker);
+          },
+          tbb::simple_partitioner());
+    });
+  }
+
+  Options options_;
+  const Kernels& kernels_;
+  int threads_;
+  mutable tbb::task_arena arena_;
+  std::deque<hwy::Sorter> sorters_;  // one per worker; they hold buffers, and run does not allocate
+};
+
+Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
+  Plan plan;
+  plan.shape = shape;
+  plan.options = options_;
+  if (plan.options.min_context == 0) plan.options.min_context = 2 * std::int64_t{shape.topk} + 2048;
+  plan.implementation = kernels_.name;
+  const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
+  const std::int64_t tiles = (nq + CpuGroup::max_queries - 1) / CpuGroup::max_queries;
+  plan.threads = threads_;
+  if (tiles < threads_) {
+    plan.key_parts = static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.nk / kShortestPart, 1, threads_ / tiles));
+    plan.threads = static_cast<std::int32_t>(tiles * plan.key_parts);
+  }
+  plan.record_capacity = 2 * shape.topk + 256;
+  if (screens(plan.options)) {
+    plan.panel_keys = round_up_to(static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.nk / 128, 240, 1008)), kPanelKeys);
+  }
+  const std::int64_t whole = std::max<std::int64_t>(kPanelKeys, (shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys);
+  std::int64_t slice = std::min(whole, kLongestSlice);
+  const std::int64_t shortest = std::min(whole, kShortestSlice);
+  // Shrink what costs least first: slices, then queries that share a panel, then workers.
+  plan.tile_queries = static_cast<std::int32_t>(std::min<std::int64_t>(nq, CpuGroup::max_queries));
+  while (true) {
+    plan.slice_keys = slice;
+    plan.workspace_bytes = Layout(plan, nullptr).bytes;
+    if (static_cast<std::int64_t>(plan.workspace_bytes) <= options_.memory_budget) return plan;
+    if (slice > shortest) {
+      slice = std::max(shortest, slice / 2 / kPanelKeys * kPanelKeys);
+    } else if (plan.tile_queries > 1) {
+      plan.tile_queries = (plan.tile_queries + 1) / 2;
+    } else if (plan.threads > 1) {
+      plan.threads = (plan.threads + 1) / 2;
+    } else {
+      return fail(ErrorCode::memory_budget,
+                  fmt::format("memory_budget is {} bytes; {} queries of {} heads over {} keys need at least {}",
+                              options_.memory_budget, shape.nq, shape.heads, shape.nk, plan.workspace_bytes));
+    }
+  }
+}
+
+Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
+                              std::span<RowReport> reports) const {
+  const Layout layout(plan, workspace.data);
+  const GroupContext context{.kernels = kernels_,
+                             .plan = plan,
+                             .problem = problem,
+                             .out = out,
+                             .keys = {problem.k, problem.k_scale, plan.shape.nk, plan.shape.dim},
+                             .summaries = layout.summaries,
+                             .seeds = resolve(plan.options, plan, problem.hints.present()),
+                             .sizes = scratch_sizes(plan),
+                             .prices = prices_for(plan.shape),
+                             .reports = reports,
+                             .part_records = layout.part_records,
+                             .part_counts = layout.part_counts};
+  Stats total;
+  if (screens(plan.options)) summarize(context, total);
+  for_each_worker(plan.threads, [&](int worker) {
+    Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
+    const Scratch scratch(carver, context.sizes);
+    run_worker(context, worker, scratch, *std::construct_at(layout.worker_stats + worker));
+  });
+  if (plan.key_parts > 1) merge_parts(context);
+  for (int worker = 0; worker < plan.threads; ++worker) total += layout.worker_stats[worker];
+  return total;
+}
+
+// Only keys that a screened row can see: time follows the real lengths, not the declared ones.
+void CpuBackend::summarize(const GroupContext& context, Stats& stats) const {
+  ScopedTimer timer(stats.seconds_certify);
+  const std::int64_t nk = context.keys.count;
+  VisibleRange hull{nk, 0};
+  for (std::int64_t row = 0; row < context.plan.shape.nq; ++row) {
+    const VisibleRange visible = visible_range(context.problem, row, nk);
+    if (visible.size() > context.plan.shape.topk) hull = {std::min(hull.begin, visible.begin), std::max(hull.end, visible.end)};
+  }
+  if (hull.size() == 0) return;
+  const std::int64_t first = hull.begin / kPanelKeys;
+  const std::int64_t panels = (hull.end + kPanelKeys - 1) / kPanelKeys - first;
+  const std::int64_t workers = context.plan.threads;
+  std::atomic<std::int64_t> exempt{0};
+  for_each_worker(context.plan.threads, [&](int worker) {
+    exempt += summarize_keys(kernels_, context.keys, (first + panels * worker / workers) * kPanelKeys,
+                             (first + panels * (worker + 1) / workers) * kPanelKeys, context.summaries);
+  });
+  stats.exempt = exempt;
+}
+
+// Many queries: each worker has a stretch of them. Few: each group of queries is done in parts of its keys.
+void CpuBackend::run_worker(const GroupContext& context, int worker, const Scratch& scratch, Stats& stats) const {
+  CpuGroup group(context, scratch, sorters_[static_cast<std::size_t>(worker)], stats);
+  const auto run_rows = [&](std::int64_t row, std::int64_t end, int part) {
+    while (row < end) {
+      row = group.assign(row, end, part);
+      select_group(group);
+    }
+  };
+  const std::int64_t nq = context.plan.shape.nq;
+  const std::int64_t threads = context.plan.threads;
+  const std::int64_t parts = context.plan.key_parts;
+  if (parts == 1) {
+    run_rows(nq * worker / threads, nq * (worker + 1) / threads, 0);
+    return;
+  }
+  const std::int64_t tile = context.plan.tile_queries;
+  for (std::int64_t item = worker; item < (nq + tile - 1) / tile * parts; item += threads) {
+    const std::int64_t row = item / parts * tile;
+    run_rows(row, std::min(nq, row + tile), static_cast<int>(item % parts));
+  }
+}
+
+// The K first of what the parts of a row's keys kept: each part keeps its own K first, so none is missing.
+void CpuBackend::merge_parts(const GroupContext& context) const {
+  const std::int64_t parts = context.plan.key_parts;
+  const std::int64_t k = context.plan.shape.topk;
+  for (std::int64_t row = 0; row < context.plan.shape.nq; ++row) {
+    Record* records = context.part_records + row * parts * k;
+    std::int64_t count = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const std::int64_t kept = context.part_counts[row * parts + part];
+      std::move(records + part * k, records + part * k + kept, records + count);
+      count += kept;
+    }
+    if (count > k) std::nth_element(records, records + k - 1, records + count);
+    const auto selected = static_cast<std::size_t>(std::min(count, k));
+    write_row(context.plan, context.out, sorters_.front(), row,
+              visible_range(context.problem, row, context.keys.count).begin, {records, selected});
+  }
+}
+
+}  // namespace
+}  // namespace dosa::cpu
+
+namespace dosa {
+
+Result<std::unique_ptr<BackendImpl>> make_cpu_backend(const Options& options) {
+  const cpu::Kernels* kernels = options.implementation.empty() ? cpu::available_kernels().front()
+                                                                : cpu::find_kernels(options.implementation);
+  if (kernels == nullptr) {
+    std::vector<std::string_view> names;
+    for (const cpu::Kernels* known : cpu::available_kernels()) names.push_back(known->name);
+    return fail(ErrorCode::unsupported_device, fmt::format("implementation is \"{}\"; this CPU runs {}",
+                                                           options.implementation, fmt::join(names, ", ")));
+  }
+  const int threads = options.threads > 0 ? options.threads : tbb::this_task_arena::max_concurrency();
+  return std::make_unique<cpu::CpuBackend>(options, *kernels, threads);
+}
+
+std::vector<std::string> cpu_implementations() {
+  std::vector<std::string> names;
+  for (const cpu::Kernels* kernels : cpu::available_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+}  // namespace dosa

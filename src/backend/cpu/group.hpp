@@ -1,0 +1,226 @@
+// One group of neighbouring queries on one CPU worker: the stages of backend.hpp over kernels.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include <hwy/contrib/sort/vqsort.h>
+
+#include "backend/backend.hpp"
+#include "backend/cpu/keys.hpp"
+#include "backend/cpu/kernels.hpp"
+#include "base/carve.hpp"
+#include "certificate/certificate.hpp"
+#include "certificate/choose.hpp"
+#include "seed/seed.hpp"
+#include "select/records.hpp"
+#include "select/threshold.hpp"
+
+namespace dosa::cpu {
+
+/// Sizes of a worker's scratch.
+struct ScratchSizes {
+  int heads = 0;
+  int dim = 0;
+  int tile_queries = 0;
+  int panel_keys = 0;       // sampled keys, a multiple of kPanelKeys; 0 where nothing is screened
+  std::int64_t slice_keys = 0;  // a multiple of kPanelKeys
+  std::int32_t record_capacity = 0;
+  std::int64_t witness_capacity = 0;  // per query
+  std::int64_t winner_capacity = 0;   // kept from an earlier query of this worker
+};
+
+/// A worker's arrays, carved from the workspace.
+struct Scratch {
+  Scratch(Carver& carver, const ScratchSizes& sizes);
+
+  float* panel;                // [dim][48]
+  std::uint32_t* integer_panel;  // [dim/4][48]
+  std::uint8_t* key_copies;    // [48][dim] of keys whose components are not adjacent
+  float* q;                    // [tile][heads/4][dim][4]
+  float* q_rows;               // [tile][heads][dim]
+  float* w;                    // [tile][heads]
+  float* gram;                 // [tile][heads][heads]
+  float* bounds;               // [tile][slice]: bounds, or scores of the dense method
+  float* bound_rows;           // [tile][kMaxBoundRows][dim], packed in groups of four; integers where they are screened
+  std::int32_t* row_offsets;   // [tile][kMaxBoundRows]
+  std::int32_t* positions;     // [slice] collected keys
+  Record* ordered;             // [slice] collected keys by bound
+  std::uint32_t* sample;       // [kThresholdSample]
+  Record* records;             // [tile][capacity]
+  std::int32_t* witnesses;     // [tile][witness_capacity]
+  std::int32_t* winners;       // [winner_capacity]
+  float* dots;                 // [tile][heads][panel_keys]
+  float* panel_scores;         // [tile][panel_keys]
+  float* panel_alpha;          // [panel_keys]
+  float* panel_rho;            // [panel_keys]
+  float* panel_u;              // [panel_keys]
+  std::int32_t* focus;         // [tile][panel_keys]
+  std::int32_t* panel_ids;     // [panel_keys]
+};
+
+struct QueryState {
+  std::int64_t row = 0;
+  std::int64_t first_visible = 0;  // of all parts
+  VisibleRange visible;            // of this part
+  Path path = Path::full;
+  RecordBuffer records;
+  Certificate certificate;
+  float panel_tau = 0;  // score at rank K of N, as the panel shows it
+  std::int64_t witnesses = 0;
+  RowReport report;
+};
+
+/// What a worker's groups have in common.
+struct GroupContext {
+  const Kernels& kernels;
+  const Plan& plan;
+  const Problem& problem;
+  const Selection& out;
+  KeySource keys;
+  KeySummaries summaries;
+  SeedPolicy seeds;
+  ScratchSizes sizes;
+  WorkPrices prices;
+  std::span<RowReport> reports;
+  Record* part_records = nullptr;        // [nq][parts][K]; null unless threads split keys
+  std::int32_t* part_counts = nullptr;   // [nq][parts]
+};
+
+class CpuGroup final : public QueryGroup {
+ public:
+  static constexpr int max_queries = 16;
+
+  CpuGroup(const GroupContext& context, const Scratch& scratch, const hwy::Sorter& sorter, Stats& stats) noexcept
+      : context_(context), scratch_(scratch), sorter_(sorter), stats_(stats) {}
+
+  /// Takes the queries from `row` on whose ranges overlap enough to share keys, at most up to `end`; returns the first row
+  /// of the next group. Of each query's keys only part `part` of Plan::key_parts is looked at.
+  std::int64_t assign(std::int64_t row, std::int64_t end, int part);
+
+  void seed() override;
+  void certify() override;
+  bool next_slice() override;
+  void screen() override;
+  void refine() override;
+  void score_in_full() override;
+  void select() override;
+
+ private:
+  [[nodiscard]] const Options& options() const noexcept { return context_.plan.options; }
+  [[nodiscard]] std::span<QueryState> queries() noexcept { return {queries_, static_cast<std::size_t>(count_)}; }
+  [[nodiscard]] int dim() const noexcept { return context_.sizes.dim; }
+  [[nodiscard]] int heads() const noexcept { return context_.sizes.heads; }
+  [[nodiscard]] std::int64_t index_of(const QueryState& query) const noexcept { return &query - queries_; }
+  [[nodiscard]] float* bounds_of(const QueryState& query) const noexcept {
+    return scratch_.bounds + index_of(query) * context_.sizes.slice_keys;
+  }
+  [[nodiscard]] const float* packed_q(const QueryState& query) const noexcept {
+    return scratch_.q + index_of(query) * round_up_to(heads(), kRowGroup) * dim();
+  }
+  [[nodiscard]] float* dots_of(const QueryState& query) const noexcept {
+    return scratch_.dots + index_of(query) * heads() * context_.sizes.panel_keys;
+  }
+  [[nodiscard]] std::span<std::uint32_t, kThresholdSample> threshold_sample() const noexcept {
+    return std::span<std::uint32_t, kThresholdSample>(scratch_.sample, kThresholdSample);
+  }
+
+  // group.cpp
+  void load_query(QueryState& query);
+  [[nodiscard]] Path path_of(const QueryState& query) const;
+  [[nodiscard]] bool is_identity(const QueryState& query) const noexcept;
+  [[nodiscard]] bool is_scored_in_full(const QueryState& query) const noexcept;
+
+  /// Union of the ranges of the queries that are `wanted`, from a panel boundary on.
+  template <class Wanted>
+  [[nodiscard]] VisibleRange hull_of(const Wanted& wanted);
+  /// Visits every panel of `range` that a `wanted` query sees: pack(first key, rows) once per panel,
+  /// visit(query, first key) per query.
+  template <class Wanted, class Pack, class Visit>
+  void visit_panels(VisibleRange range, const Wanted& wanted, const Pack& pack, const Visit& visit);
+
+  // seed.cpp
+  [[nodiscard]] std::span<const std::int32_t> suggested_winners(const QueryState& query);
+
+  // score.cpp
+  void pack_panel(const std::uint8_t* const* rows) const;
+  void score_panel(const QueryState& query, const float* scale, float* scores) const;
+  void score_keys(QueryState& query, std::span<const std::int32_t> ids);
+  void score_stored();
+  void score_streamed();
+  template <class Visit>
+  void visit_full_panels(VisibleRange range, const Visit& visit);
+  void take_scores(QueryState& query, const float* scores, VisibleRange range);
+
+  // certify.cpp
+  void sample_panel(VisibleRange common);
+  void measure(QueryState& query);
+  [[nodiscard]] PanelQuery panel_query(const QueryState& query) const;
+  [[nodiscard]] PredictedWork choose(CertificateChoice& choice);
+  void build(QueryState& query, const CertificateChoice& choice);
+
+  // refine.cpp
+  void bound_panel(const QueryState& query, std::int64_t first, float* bounds) const;
+  void refine_query(QueryState& query, VisibleRange range);
+  [[nodiscard]] std::int64_t drop_witnesses(const QueryState& query, std::int64_t first, std::int64_t count) const;
+  void refine_positions(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count);
+
+  // select.cpp
+  void keep_winners(QueryState& query);
+  void count_path(Path path);
+
+  const GroupContext& context_;
+  const Scratch& scratch_;
+  const hwy::Sorter& sorter_;
+  Stats& stats_;
+
+  QueryState queries_[max_queries];
+  int count_ = 0;
+  int part_ = 0;
+  VisibleRange slice_;
+  bool sliced_ = false;  // slice_ is one of this group's
+  ScreenPrecision precision_ = ScreenPrecision::f32;
+  int panel_keys_ = 0;
+  std::int64_t winners_ = 0;
+};
+
+constexpr VisibleRange meet(VisibleRange a, VisibleRange b) noexcept {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
+template <class Wanted>
+VisibleRange CpuGroup::hull_of(const Wanted& wanted) {
+  VisibleRange hull{context_.keys.count, 0};
+  for (const QueryState& query : queries()) {
+    if (!wanted(query) || query.visible.size() == 0) continue;
+    hull = {std::min(hull.begin, query.visible.begin), std::max(hull.end, query.visible.end)};
+  }
+  return {hull.begin / kPanelKeys * kPanelKeys, hull.end};
+}
+
+template <class Wanted, class Pack, class Visit>
+void CpuGroup::visit_panels(VisibleRange range, const Wanted& wanted, const Pack& pack, const Visit& visit) {
+  const std::uint8_t* rows[kPanelKeys];
+  for (std::int64_t first = range.begin; first < range.end; first += kPanelKeys) {
+    bool packed = false;
+    for (QueryState& query : queries()) {
+      if (!wanted(query) || query.visible.begin >= first + kPanelKeys || query.visible.end <= first) continue;
+      if (!packed) {
+        context_.keys.load(first, context_.keys.count, scratch_.key_copies, rows);
+        pack(first, static_cast<const std::uint8_t* const*>(rows));
+        packed = true;
+      }
+      visit(query, first);
+    }
+  }
+}
+
+/// Sorts `records` (at most K) and writes one output row: ids, scores, padding. Relative ids count from `first_visible`.
+void write_row(const Plan& plan, const Selection& out, const hwy::Sorter& sorter, std::int64_t row,
+               std::int64_t first_visible, std::span<Record> records);
+
+/// The keys of `row`, clamped to [0, nk).
+VisibleRange visible_range(const Problem& problem, std::int64_t row, std::int64_t nk, bool* clamped = nullptr);
+
+}  // namespace dosa::cpu

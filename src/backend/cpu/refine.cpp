@@ -1,0 +1,114 @@
+// Screening and refinement on the CPU: bounds of a slice are kept, so that the largest can be refined first.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/group.hpp"
+#include "backend/cpu/timer.hpp"
+
+namespace dosa::cpu {
+
+void CpuGroup::screen() {
+  ScopedTimer timer(stats_.seconds_screen);
+  const bool integer = precision_ == ScreenPrecision::i8;
+  visit_panels(
+      slice_, [](const QueryState& query) { return query.path == Path::dosa; },
+      [&](std::int64_t, const std::uint8_t* const* rows) {
+        if (integer) {
+          context_.kernels.pack_panel_i8(rows, dim(), scratch_.integer_panel);
+        } else {
+          pack_panel(rows);
+        }
+      },
+      [&](QueryState& query, std::int64_t first) { bound_panel(query, first, bounds_of(query) + (first - slice_.begin)); });
+}
+
+void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* bounds) const {
+  const float* rows = scratch_.bound_rows + index_of(query) * kMaxBoundRows * dim();
+  const Certificate& certificate = query.certificate;
+  context_.kernels.bound_panel({.panel = scratch_.panel,
+                                .row_data = rows,
+                                .weight = certificate.weight.data(),
+                                .alpha = context_.summaries.alpha + first,
+                                .rho = context_.summaries.rho + first,
+                                .dim = dim(),
+                                .rows = certificate.rows,
+                                .linear_rows = certificate.linear_rows,
+                                .c = certificate.c},
+                               bounds);
+}
+
+void CpuGroup::refine() {
+  ScopedTimer timer(stats_.seconds_refine);
+  for (QueryState& query : queries()) {
+    const VisibleRange range = meet(query.visible, slice_);
+    if (query.path == Path::dosa && range.size() > 0) refine_query(query, range);
+  }
+}
+
+// Largest bounds first. With at least K records tau is known and U < tau rejects. Before that, the keys with the largest
+// bounds are the best witnesses there are.
+void CpuGroup::refine_query(QueryState& query, VisibleRange range) {
+  const float* bounds = bounds_of(query) + (range.begin - slice_.begin);
+  const std::int64_t n = range.size();
+  const std::int64_t k = query.records.k();
+  std::int32_t* positions = scratch_.positions;
+  float high = std::numeric_limits<float>::infinity();
+  std::int64_t count = 0;
+
+  stats_.screened += n;
+  if (query.records.tau() == -std::numeric_limits<float>::infinity()) {
+    for (std::int64_t want = k + k / 4; count < k; want *= 2) {
+      high = guess_threshold(bounds, n, want, threshold_sample());
+      count = drop_witnesses(query, range.begin, context_.kernels.collect_at_least(bounds, n, high, positions));
+      if (want >= n) break;
+    }
+    refine_positions(query, bounds, range.begin, count);
+    query.records.compact();
+    count = context_.kernels.collect_between(bounds, n, query.records.tau(), high, positions);
+  } else {
+    count = context_.kernels.collect_at_least(bounds, n, query.records.tau(), positions);
+  }
+  refine_positions(query, bounds, range.begin, drop_witnesses(query, range.begin, count));
+}
+
+// Witnesses are records already and must not be recorded twice. Positions and witnesses both ascend.
+std::int64_t CpuGroup::drop_witnesses(const QueryState& query, std::int64_t first, std::int64_t count) const {
+  const std::int32_t* witness = scratch_.witnesses + index_of(query) * context_.sizes.witness_capacity;
+  const std::int32_t* end = witness + query.witnesses;
+  std::int32_t* positions = scratch_.positions;
+  std::int64_t kept = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    while (witness != end && *witness < first + positions[i]) ++witness;
+    if (witness == end || *witness != first + positions[i]) positions[kept++] = positions[i];
+  }
+  return kept;
+}
+
+void CpuGroup::refine_positions(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count) {
+  stats_.survivors += count;
+  query.report.survivors += count;
+  Record* ordered = scratch_.ordered;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t at = scratch_.positions[i];
+    const float bound = std::isnan(bounds[at]) ? std::numeric_limits<float>::infinity() : bounds[at];
+    ordered[i] = make_record(bound, at);
+  }
+  sorter_(ordered, static_cast<std::size_t>(count), hwy::SortAscending());
+
+  // tau rises after every so many new records; compaction costs about as much as scoring a tenth of them.
+  const std::int32_t step = std::max(kPanelKeys, query.records.k() / 4);
+  std::int32_t ids[kPanelKeys];
+  std::int64_t done = 0;
+  while (done < count && !(score_of(ordered[done]) < query.records.tau())) {
+    const std::int64_t batch = std::min<std::int64_t>(kPanelKeys, count - done);
+    for (std::int64_t i = 0; i < batch; ++i) ids[i] = static_cast<std::int32_t>(first + id_of(ordered[done + i]));
+    score_keys(query, {ids, static_cast<std::size_t>(batch)});
+    done += batch;
+    if (query.records.size() >= query.records.k() + step) query.records.compact();
+  }
+  stats_.refined += done;
+  query.report.refined += done;
+}
+
+}  // namespace dosa::cpu
