@@ -11,7 +11,6 @@
 namespace dosa {
 namespace {
 
-constexpr int kMaxFocus = 256;  // focus keys used; more would only slow the statistics down
 using PerHead = std::array<double, kMaxHeads>;
 
 // The rounding constants of section 4, all multiplied by Allowances::scale.
@@ -67,74 +66,36 @@ ActiveHeads find_active(const QueryHeads& query) {
   return out;
 }
 
-// Section 3: what the focus keys say about each head.
-struct FocusStatistics {
-  std::array<float, kMaxHeads> on_share{};  // share of focus keys with x_h > 0
-  std::array<float, kMaxHeads> mean{};      // of x_h
-};
-
-struct Focus {
-  std::array<std::int32_t, kMaxFocus> key{};
-  int count = 0;
-
-  explicit Focus(const PanelDots& panel) {
-    if (panel.x == nullptr || panel.focus.empty()) return;
-    const std::size_t step = (panel.focus.size() + kMaxFocus - 1) / kMaxFocus;
-    for (std::size_t i = 0; i < panel.focus.size(); i += step) key[count++] = panel.focus[i];
-  }
-};
-
-FocusStatistics measure(const PanelDots& panel, const Focus& focus, const ActiveHeads& active) {
-  FocusStatistics out;
-  for (int a = 0; a < active.count; ++a) {
-    const int h = active.index[a];
-    const float* x = panel.x + static_cast<std::ptrdiff_t>(h) * panel.stride;
-    int on = 0;
-    float on_sum = 0, off_sum = 0;  // a NaN dot counts for neither
-    for (int i = 0; i < focus.count; ++i) {
-      const float value = x[focus.key[i]];
-      on += value > 0.0F ? 1 : 0;
-      on_sum += relu(value);
-      off_sum += relu(-value);
-    }
-    const float n = static_cast<float>(std::max(focus.count, 1));
-    out.on_share[h] = focus.count > 0 ? static_cast<float>(on) / n : 0.5F;
-    out.mean[h] = (on_sum - off_sum) / n;
-  }
-  return out;
-}
-
 struct Split {
   std::array<std::int16_t, kMaxHeads> retained{}, positive{}, negative{};  // R, P, N
   int r = 0, p = 0, n = 0;
 };
 
-Split split_heads(const QueryHeads& query, const ActiveHeads& active, const FocusStatistics& statistics, int budget) {
-  struct Ranked {
-    bool first;   // a positive head while all of them fit
-    double loss;  // what omitting the head may cost
-    std::int16_t head;
+// The first heads of the ranking are retained. Where the form does badly without a positive head (or is not valid), positive
+// heads come first while all of them fit.
+Split split_heads(const QueryHeads& query, const ActiveHeads& active, const HeadRanking& ranking, int budget,
+                  bool positive_first) {
+  std::array<std::int16_t, kMaxHeads> order;
+  std::array<bool, kMaxHeads> listed{};
+  int count = 0;
+  const auto list = [&](int h) {
+    if (active.norm[h] > 0 && !listed[h]) order[count++] = static_cast<std::int16_t>(h);
+    listed[h] = true;
   };
-  std::array<Ranked, kMaxHeads> ranked;
   int positives = 0;
   for (int a = 0; a < active.count; ++a) positives += query.w[active.index[a]] > 0.0F ? 1 : 0;
-  for (int a = 0; a < active.count; ++a) {
-    const std::int16_t h = active.index[a];
-    const double size = std::abs(static_cast<double>(query.w[h])) * active.norm[h];
-    const double p = statistics.on_share[h];
-    const bool positive = query.w[h] > 0.0F;
-    ranked[a] = {positive, positive ? size : size * std::min(p, 1 - p), h};
+  if (positive_first && positives <= budget) {
+    for (int a = 0; a < active.count; ++a) {
+      if (query.w[active.index[a]] > 0.0F) list(active.index[a]);
+    }
   }
-  const int r = std::min(budget, active.count);
-  std::partial_sort(ranked.begin(), ranked.begin() + r, ranked.begin() + active.count,
-                    [](const Ranked& a, const Ranked& b) {
-                      if (a.first != b.first) return a.first;
-                      return a.loss != b.loss ? a.loss > b.loss : a.head < b.head;
-                    });
+  for (int i = 0; i < ranking.count; ++i) list(ranking.order[i]);
+  for (int a = 0; a < active.count; ++a) list(active.index[a]);
+
   Split out;
-  for (int i = 0; i < active.count; ++i) {
-    const std::int16_t h = ranked[i].head;
-    if (i < r) out.retained[out.r++] = h;
+  for (int i = 0; i < count; ++i) {
+    const std::int16_t h = order[i];
+    if (i < budget) out.retained[out.r++] = h;
     else if (query.w[h] > 0.0F) out.positive[out.p++] = h;
     else out.negative[out.n++] = h;
   }
@@ -210,61 +171,15 @@ double joint_residual(const QueryHeads& query, const ActiveHeads& active, const 
   return rounding.above(0.5 * (std::sqrt(std::max(signed_sum, 0.0) + error) + root));
 }
 
-// Section 3.4: the group of each omitted negative head, -1 for none.
-using Groups = std::array<std::int8_t, kMaxHeads>;
-
-Groups group_negatives(const QueryHeads& query, const ActiveHeads& active, const Split& split,
-                       const FocusStatistics& statistics, const PanelDots& panel, const Focus& focus, bool linear,
-                       int aggregates) {
-  Groups group;
-  group.fill(-1);
-  if (aggregates < 1) return group;
-  if (linear || aggregates == 1 || focus.count == 0) {
-    for (int i = 0; i < split.n; ++i) {
-      const int h = split.negative[i];
-      const bool in = linear ? statistics.mean[h] > 0.0F : statistics.on_share[h] >= 0.5F;
-      group[h] = in ? 0 : -1;
-    }
-    return group;
-  }
-  // Greedy over heads by size: join the group whose mean [sum]+ rises most.
-  std::array<std::int16_t, kMaxHeads> order = split.negative;
-  const auto size = [&](int h) { return std::abs(static_cast<double>(query.w[h])) * active.norm[h]; };
-  std::sort(order.begin(), order.begin() + split.n, [&](int a, int b) {
-    const double sa = size(a), sb = size(b);
-    return sa != sb ? sa > sb : a < b;
-  });
-  std::array<std::array<float, kMaxFocus>, kMaxAggregates> sum{};
-  std::array<float, kMaxFocus> term;
-  for (int i = 0; i < split.n; ++i) {
-    const int h = order[i];
-    const float* x = panel.x + static_cast<std::ptrdiff_t>(h) * panel.stride;
-    const float w = -query.w[h];
-    for (int f = 0; f < focus.count; ++f) {
-      const float value = x[focus.key[f]];
-      term[f] = value == value ? w * value : 0.0F;
-    }
-    float best = 0;
-    int chosen = -1;
-    for (int g = 0; g < aggregates; ++g) {
-      float rise = 0;
-      for (int f = 0; f < focus.count; ++f) rise += relu(sum[g][f] + term[f]) - relu(sum[g][f]);
-      if (rise > best) {
-        best = rise;
-        chosen = g;
-      }
-    }
-    group[h] = static_cast<std::int8_t>(chosen);
-    if (chosen < 0) continue;
-    for (int f = 0; f < focus.count; ++f) sum[chosen][f] += term[f];
-  }
-  return group;
-}
-
 }  // namespace
 
 Certificate build_certificate(const QueryHeads& query, const CertificateChoice& choice, const PanelDots& panel,
                               std::span<float> aux_rows, const Allowances& allowances) {
+  return build_certificate(query, rank_heads(query, panel), choice, panel, aux_rows, allowances);
+}
+
+Certificate build_certificate(const QueryHeads& query, const HeadRanking& ranking, const CertificateChoice& choice,
+                              const PanelDots& panel, std::span<float> aux_rows, const Allowances& allowances) {
   Certificate out;
   out.form = choice.form == Form::automatic ? Form::extended : choice.form;
   const bool linear = out.form != Form::base;
@@ -276,16 +191,22 @@ Certificate build_certificate(const QueryHeads& query, const CertificateChoice& 
     return out;
   }
   const Rounding rounding(query, active.count, allowances.scale);
-  const Focus focus(panel);
-  const FocusStatistics statistics = measure(panel, focus, active);
   const int budget = std::clamp(choice.retained, 0, kMaxBoundRows - aggregates);
-  const Split split = split_heads(query, active, statistics, budget);
+  const Split split = split_heads(query, active, ranking, budget, out.form != Form::extended);
   if (out.form == Form::absolute && split.p > 0) {
     out.exempt = true;
     return out;
   }
   const Anchors anchors = choose_anchors(query, active, split, linear);
-  const Groups group = group_negatives(query, active, split, statistics, panel, focus, linear, aggregates);
+  HeadGroups group;
+  if (linear) {
+    for (int i = 0; i < split.n; ++i) {
+      const int h = split.negative[i];
+      group[h] = ranking.on[h] > ranking.off[h] ? 0 : -1;
+    }
+  } else {
+    group = group_for_relu(query, ranking, panel, {split.negative.data(), static_cast<std::size_t>(split.n)}, aggregates);
+  }
 
   // Coefficients of the retained heads (value and size of the summed terms), shares of the auxiliary vectors, and what
   // multiplies ||k||: sections 3.2 to 3.5 and 4.

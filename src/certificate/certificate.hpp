@@ -7,32 +7,12 @@
 #include <cstdint>
 #include <span>
 
+#include "certificate/heads.hpp"
 #include "dosa/options.hpp"
 
 namespace dosa {
 
-inline constexpr int kMaxHeads = 128;
-inline constexpr int kMaxDim = 128;
-inline constexpr int kMaxAggregates = 4;
 inline constexpr int kMaxBoundRows = 64;
-
-/// One query's indexer data, decoded. `q` holds exact E4M3 values.
-struct QueryHeads {
-  int heads = 0;
-  int dim = 0;
-  std::span<const float> q;     // [heads, dim]
-  std::span<const float> w;     // [heads], signed
-  std::span<const float> gram;  // [heads, heads], q_h . q_l
-  double gram_error = 0;        // |gram_hl - exact| <= gram_error * ||q_h|| ||q_l||; 0 if exact, gamma(dim) from an f32 chain
-};
-
-/// Raw dots of the heads with sampled keys: what statistics and predicted survivors are taken from.
-struct PanelDots {
-  int keys = 0;
-  int stride = 0;                       // floats between heads, >= keys
-  const float* x = nullptr;             // [heads, stride], x_h(i)
-  std::span<const std::int32_t> focus;  // panel keys that score near tau; statistics come from these
-};
 
 /// What a certificate is made from: chosen by the plan from predicted work, valid whatever it says.
 struct CertificateChoice {
@@ -69,10 +49,15 @@ struct Allowances {
   double scale = 1;
 };
 
-/// Builds the certificate of one query. `aux_rows` has room for kMaxAggregates * dim floats and receives
+/// Builds the certificate of one query from the first heads of a ranking. `aux_rows` has room for kMaxAggregates * dim floats and receives
 /// (rows - retained) * dim of them.
 /// Exempt if q, w or anything derived is not finite, or sum |w_h| ||q_h|| > 2^60, or form is absolute and a positive head
 /// would be omitted.
+/// Cost: about 5 us for 32 heads, 10 us for 64.
+Certificate build_certificate(const QueryHeads& query, const HeadRanking& ranking, const CertificateChoice& choice,
+                              const PanelDots& panel, std::span<float> aux_rows, const Allowances& allowances = {});
+
+/// The same with the query's own ranking.
 Certificate build_certificate(const QueryHeads& query, const CertificateChoice& choice, const PanelDots& panel,
                               std::span<float> aux_rows, const Allowances& allowances = {});
 
