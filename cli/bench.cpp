@@ -1,0 +1,201 @@
+// Methods interleaved in one process, so that a noisy moment hits all of them; equality of their rows is part of a
+// result.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "commands.hpp"
+#include "console.hpp"
+#include "names.hpp"
+#include "run.hpp"
+
+namespace dosa::cli {
+namespace {
+
+struct Timing {
+  std::vector<double> seconds;  // in order of time
+
+  [[nodiscard]] double median() const { return quantile(0.5); }
+  [[nodiscard]] double quantile(double q) const {
+    const double position = q * static_cast<double>(seconds.size() - 1);
+    const auto low = static_cast<std::size_t>(position);
+    const std::size_t high = std::min(low + 1, seconds.size() - 1);
+    return seconds[low] + (position - static_cast<double>(low)) * (seconds[high] - seconds[low]);
+  }
+};
+
+struct Contender {
+  Method method;
+  Runner runner;
+  Timing timing;
+};
+
+/// "model name" of /proc/cpuinfo.
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+/// The last queries of a problem only.
+Problem last_queries(Problem problem, std::int64_t wanted) {
+  const std::int64_t nq = problem.q.shape[0];
+  if (wanted <= 0 || wanted >= nq) return problem;
+  for (TensorView* view : {&problem.q, &problem.w, &problem.ks, &problem.ke}) {
+    if (!view->present()) continue;
+    const std::int64_t bytes = (nq - wanted) * view->stride[0] * static_cast<std::int64_t>(size_of(view->dtype));
+    view->data = static_cast<const std::byte*>(view->data) + bytes;
+    view->shape[0] = wanted;
+  }
+  return problem;
+}
+
+/// A B C A B C ...; one round before the clock starts, to fault pages in and fill caches.
+Result<std::vector<Contender>> race(const Problem& problem, const BenchArgs& args) {
+  std::vector<Contender> contenders;
+  for (const Method method : args.methods) {
+    Options options = args.options;
+    options.method = method;
+    auto runner = Runner::create(problem, options);
+    if (!runner) return tl::unexpected(runner.error());
+    contenders.push_back({method, std::move(*runner), {}});
+  }
+  Progress progress("timing, run", static_cast<std::int64_t>(contenders.size()) * (args.repeats + 1));
+  for (std::int32_t round = 0; round <= args.repeats; ++round) {
+    for (Contender& contender : contenders) {
+      if (auto done = contender.runner.run(); !done) return tl::unexpected(done.error());
+      if (round > 0) contender.timing.seconds.push_back(contender.runner.seconds());
+      progress.advance();
+    }
+  }
+  for (Contender& contender : contenders) std::ranges::sort(contender.timing.seconds);
+  return contenders;
+}
+
+/// Where the contenders' rows first differ from the first one's; nothing if all are equal.
+std::optional<std::string> disagreement(const std::vector<Contender>& contenders) {
+  const Rows& expected = contenders.front().runner.rows();
+  for (const Contender& contender : contenders) {
+    const Rows& rows = contender.runner.rows();
+    for (std::int64_t row = 0; row < rows.nq; ++row) {
+      if (auto difference = first_difference(rows.row_ids(row), rows.row_scores(row), expected.row_ids(row),
+                                             expected.row_scores(row))) {
+        return fmt::format("{} and {} differ in row {}, {}", name_in(kMethods, contender.method),
+                           name_in(kMethods, contenders.front().method), row, *difference);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+/// Multiply-adds of full scoring per second.
+double dense_rate(const Contender& contender) {
+  const ProblemShape& shape = contender.runner.plan().shape;
+  return static_cast<double>(contender.runner.stats().visible) * shape.heads * shape.dim / contender.timing.median();
+}
+
+/// Median of full scoring, the denominator of every ratio; 0 if dense does not take part.
+double dense_median(const std::vector<Contender>& contenders) {
+  const auto dense = std::ranges::find(contenders, Method::dense, &Contender::method);
+  return dense == contenders.end() ? 0 : dense->timing.median();
+}
+
+void print_table(const std::vector<Contender>& contenders) {
+  const double dense = dense_median(contenders);
+  fmt::print("  {:6} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9} {:>9}\n", "method", "median ms", "spread (10..90 %)",
+             "vs dense", "GMAC/s", "screened", "rejected", "in full");
+  for (const Contender& c : contenders) {
+    const Stats& stats = c.runner.stats();
+    const double visible = std::max<double>(1, static_cast<double>(stats.visible));
+    fmt::print("  {:6} {:10.2f} {:>19} {:>9} {:7.1f} {:7.1f} % {:7.1f} % {:7.1f} %\n", name_in(kMethods, c.method),
+               1e3 * c.timing.median(),
+               fmt::format("{:.2f}..{:.2f}", 1e3 * c.timing.quantile(0.1), 1e3 * c.timing.quantile(0.9)),
+               dense > 0 ? fmt::format("{:.2f}x", dense / c.timing.median()) : "-", 1e-9 * dense_rate(c),
+               100 * static_cast<double>(stats.screened) / visible, 100 * rejected_share(stats),
+               100 * scored_share(stats));
+  }
+  for (const Contender& c : contenders) {
+    for (const std::string& line : describe_paths(c.runner.stats().path)) {
+      fmt::print("  {:6} {}\n", name_in(kMethods, c.method), line);
+    }
+  }
+  fmt::print("  ids and score bits are equal on every row\n");
+}
+
+JsonObject json_of(const Contender& contender, double dense) {
+  const Timing& timing = contender.timing;
+  JsonObject json;
+  json.add("method", name_in(kMethods, contender.method))
+      .add("seconds_median", timing.median())
+      .add("seconds_10", timing.quantile(0.1))
+      .add("seconds_90", timing.quantile(0.9))
+      .add("seconds", std::span<const double>(timing.seconds))
+      .add("dense_macs_per_second", dense_rate(contender));
+  if (dense > 0) json.add("speedup_over_dense", dense / timing.median());
+  json.add("plan", contender.runner.plan().describe())
+      .add("workspace_bytes", static_cast<std::int64_t>(contender.runner.plan().workspace_bytes))
+      .add("stats", cli::json_of(contender.runner.stats()));
+  return json;
+}
+
+void print_json(const std::string& trace, const std::vector<Contender>& contenders, const BenchArgs& args) {
+  const Plan& plan = contenders.front().runner.plan();
+  const double dense = dense_median(contenders);
+  std::vector<JsonObject> methods;
+  for (const Contender& contender : contenders) methods.push_back(json_of(contender, dense));
+  JsonObject line("bench");
+  line.add("case", case_name(trace))
+      .add("version", version())
+      .add("commit", args.commit)
+      .add("cpu", cpu_name())
+      .add("backend", name_in(kBackends, args.options.backend))
+      .add("implementation", plan.implementation)
+      .add("threads", plan.threads)
+      .add("shape", cli::json_of(plan.shape))
+      .add("repeats", args.repeats)
+      .add("methods", std::span<const JsonObject>(methods))
+      .add("equal", true);  // a case that differs prints no line
+  fmt::print("{}\n", line.line());
+}
+
+Result<int> bench_case(const std::string& trace, const Problem& problem, const BenchArgs& args) {
+  auto contenders = race(problem, args);
+  if (!contenders) return tl::unexpected(contenders.error());
+  if (const auto difference = disagreement(*contenders)) {
+    print_error(fmt::format("{} topk {}: {}; this is a bug of dosa", case_name(trace), problem.topk, *difference));
+    return kDifference;
+  }
+  if (args.json) {
+    print_json(trace, *contenders, args);
+  } else {
+    const Plan& plan = contenders->front().runner.plan();
+    fmt::print("{}: {}; {}, threads {}\n", case_name(trace), describe(plan.shape), plan.implementation, plan.threads);
+    print_table(*contenders);
+  }
+  std::fflush(stdout);
+  return kOk;
+}
+
+}  // namespace
+
+Result<int> bench(const BenchArgs& args) {
+  int code = kOk;
+  for (const std::string& path : args.traces) {
+    auto trace = Trace::open(path);
+    if (!trace) return tl::unexpected(trace.error());
+    Problem problem = last_queries(trace->problem(), args.queries);
+    for (const std::int32_t topk : args.topk) {
+      problem.topk = topk;
+      auto result = bench_case(path, problem, args);
+      if (!result) return result;
+      code = std::max(code, *result);
+    }
+  }
+  return code;
+}
+
+}  // namespace dosa::cli

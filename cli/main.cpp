@@ -1,0 +1,313 @@
+// The command line. What the verbs do is in one file each; this one only reads their arguments.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <new>
+
+#include <CLI/CLI.hpp>
+
+#include "commands.hpp"
+#include "console.hpp"
+#include "dosa/indexer.hpp"
+#include "names.hpp"
+
+namespace dosa::cli {
+namespace {
+
+/// An option whose value is one word of a table.
+template <typename Value, std::size_t N>
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, Value& target, const std::array<Named<Value>, N>& table,
+                        const std::string& help) {
+  std::vector<std::string> words;
+  for (const auto& entry : table) words.emplace_back(entry.name);
+  return app
+      .add_option_function<std::string>(
+          flag,
+          [&target, &table](const std::string& word) {
+            target = std::ranges::find(table, std::string_view(word), &Named<Value>::name)->value;
+          },
+          help)
+      ->option_text(CLI::detail::join(words, "|") + " [" + std::string(name_in(table, target)) + "]")
+      ->check(CLI::IsMember(words));
+}
+
+/// Options that steer how a selection is computed; the same for every verb that computes one.
+void add_run_options(CLI::App& app, Options& options, std::string& implementation) {
+  const std::string how = "How it is computed (never changes the result)";
+  add_choice(app, "--backend", options.backend, kBackends, "where to compute")->group(how);
+  app.add_option("--threads", options.threads, "worker threads; 0: one per CPU this process may use")
+      ->capture_default_str()
+      ->group(how);
+  app.add_option("--implementation", implementation, "CPU kernels by name, see `dosa info`; default: the fastest")
+      ->group(how);
+  add_choice(app, "--form", options.certificate.form, kForms, "form of the certificate")->group(how);
+  app.add_option("--row-budget", options.certificate.row_budget, "bound rows of a certificate; 0: chosen from the data")
+      ->capture_default_str()
+      ->group(how);
+  app.add_option("--aggregates", options.certificate.aggregates, "groups of omitted negative heads; 0: chosen")
+      ->capture_default_str()
+      ->group(how);
+  add_choice(app, "--precision", options.certificate.precision, kPrecisions, "arithmetic of the screen")->group(how);
+  add_choice(app, "--seeds", options.seeds, kSeedPolicies, "which keys are scored first")->group(how);
+  app.add_option("--memory-budget", options.memory_budget, "largest workspace in bytes; also 512M, 2G")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("4G")
+      ->group(how);
+  app.add_option("--min-context", options.min_context,
+                 "method auto scores rows in full that see fewer keys; 0: derived")
+      ->capture_default_str()
+      ->group(how);
+}
+
+void add_arrangement(CLI::App& app, Options& options) {
+  add_choice(app, "--order", options.order, kOrders, "best first, or by key id");
+  add_choice(app, "--ids", options.index_space, kIndexSpaces, "key ids, or counted from the first visible key");
+}
+
+void add_traces(CLI::App& app, std::vector<std::string>& traces) {
+  app.add_option("trace", traces, "trace files (safetensors)")->required()->option_text("TRACE ...");
+}
+
+void add_topk_list(CLI::App& app, std::vector<std::int32_t>& topk) {
+  // One argument, so that the traces after it are not taken for numbers.
+  app.add_option("--topk", topk, "keys to keep per query; several separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->option_text("K[,K...] [2048]");
+}
+
+void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON line per case"); }
+
+std::string examples(std::initializer_list<const char*> lines) {
+  std::string text = "Examples:";
+  for (const char* line : lines) text += std::string("\n  ") + line;
+  return text;
+}
+
+/// The parsed command line; `command` is the verb that was asked for.
+struct CommandLine {
+  CLI::App app{
+      "Exact Top-K key ids for DeepSeek Sparse Attention: certified early rejection skips most of the scoring and "
+      "never\n"
+      "changes the result.",
+      "dosa"};
+  std::string implementation, out;
+  bool json = false;
+  SelectArgs select_args;
+  VerifyArgs verify_args;
+  BenchArgs bench_args;
+  RandomArgs random;
+  AdversarialArgs adversarial;
+  ScoresArgs scores;
+  ExtendArgs extend;
+  std::function<Result<int>()> command;
+
+  CommandLine() {
+    app.require_subcommand(1);
+    app.set_version_flag("--version", std::string("dosa ") + version());
+    app.footer(examples({"dosa select traces/demo-h32.safetensors          what was selected, and what it took",
+                         "dosa verify traces/demo-h32.safetensors          proof against plain full scoring",
+                         "dosa bench traces/demo-h32.safetensors           time against full scoring",
+                         "dosa VERB --help                                 what a verb takes"}) +
+               "\n\nExit codes: 0 ok, 1 a difference was found, 2 usage or bad input, 3 unsupported shape or device,\n"
+               "70 a bug of dosa.");
+    add_select();
+    add_verify();
+    add_bench();
+    add_synth();
+    CLI::App* info_app = app.add_subcommand("info", "Version, backends and CPU implementations of this machine");
+    add_json(*info_app, json);
+    info_app->callback([this] { command = [this] { return info(json); }; });
+  }
+
+  void add_select() {
+    CLI::App* sub = app.add_subcommand("select", "Select the Top-K keys of every query of a trace");
+    SelectArgs& args = select_args;
+    sub->add_option("trace", args.trace, "trace file (safetensors)")->required()->option_text("TRACE");
+    sub->add_option("--topk", args.topk, "keys to keep per query")->capture_default_str();
+    add_choice(*sub, "--method", args.options.method, kMethods, "way to compute; all are exact");
+    add_arrangement(*sub, args.options);
+    sub->add_option("--out", args.out, "write ids and scores to this safetensors file instead of printing a summary");
+    sub->add_option("--verify-rows", args.options.verify_rows, "recompute this many rows in full and compare")
+        ->capture_default_str();
+    add_json(*sub, args.json);
+    add_run_options(*sub, args.options, implementation);
+    sub->footer(examples(
+        {"dosa select t.safetensors --topk 256", "dosa select t.safetensors --out ids.safetensors --order ascending"}));
+    sub->callback([this] {
+      select_args.options.implementation = implementation;
+      command = [this] { return select(select_args); };
+    });
+  }
+
+  void add_verify() {
+    CLI::App* sub = app.add_subcommand("verify", "Compare every method with the oracle, ids and score bits");
+    VerifyArgs& args = verify_args;
+    add_traces(*sub, args.traces);
+    add_topk_list(*sub, args.topk);
+    sub->add_option("--rows", args.rows, "rows compared with the oracle, evenly spread; 0: all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    add_choice(*sub, "--reference", args.reference, kReferences,
+               "whose scores: this library's on a CPU, or those of DeepGEMM's SM90 kernels (emulated)");
+    add_arrangement(*sub, args.options);
+    add_json(*sub, args.json);
+    add_run_options(*sub, args.options, implementation);
+    sub->footer(
+        "The oracle scores every visible key with plain scalar code and sorts everything. Rows that --rows leaves\n"
+        "out are compared between the methods.\n\n" +
+        examples({"dosa verify a.safetensors b.safetensors --topk 2048,256",
+                  "dosa verify a.safetensors --rows 8 --reference sm90"}));
+    sub->callback([this] {
+      verify_args.options.implementation = implementation;
+      command = [this] { return verify(verify_args); };
+    });
+  }
+
+  void add_bench() {
+    CLI::App* sub = app.add_subcommand("bench", "Time the methods against each other, their results proved equal");
+    BenchArgs& args = bench_args;
+    add_traces(*sub, args.traces);
+    add_topk_list(*sub, args.topk);
+    std::vector<std::string> words;
+    for (const auto& entry : kMethods) words.emplace_back(entry.name);
+    sub->add_option_function<std::vector<std::string>>(
+           "--methods",
+           [&args](const std::vector<std::string>& chosen) {
+             args.methods.clear();
+             for (const std::string& word : chosen) {
+               args.methods.push_back(std::ranges::find(kMethods, std::string_view(word), &Named<Method>::name)->value);
+             }
+           },
+           "methods, separated by commas")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember(words))
+        ->option_text("dense,fused,dosa,auto");
+    sub->add_option("--repeats", args.repeats, "timed runs per method")
+        ->check(CLI::Range(1, 10000))
+        ->capture_default_str();
+    sub->add_option("--queries", args.queries, "only the last queries of the trace; 0: all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    sub->add_option("--commit", args.commit, "text copied into the JSON line");
+    add_json(*sub, args.json);
+    add_run_options(*sub, args.options, implementation);
+    sub->footer(
+        "A case whose methods disagree prints no result: the difference goes to stderr, and the exit code is 1.\n\n" +
+        examples({"dosa bench a.safetensors --topk 2048,256 --threads 2",
+                  "dosa bench a.safetensors --methods dense,dosa --queries 1 --json"}));
+    sub->callback([this] {
+      bench_args.options.implementation = implementation;
+      command = [this] { return bench(bench_args); };
+    });
+  }
+
+  void add_synth() {
+    CLI::App* synth = app.add_subcommand("synth", "Make a trace");
+    synth->require_subcommand(1);
+    synth->footer(examples({"dosa synth random --heads 64 --keys 131072 --positive 0.25 --out r.safetensors",
+                            "dosa synth adversarial ties --out t.safetensors",
+                            "dosa synth scores 3,1,nan,-inf,1 --out s.safetensors",
+                            "dosa synth extend traces/demo-h32.safetensors --keys 1048576 --out m.safetensors"}));
+    constexpr std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();
+    const auto sub = [&](const char* name, const char* help, auto run) {
+      CLI::App* app_of_kind = synth->add_subcommand(name, help);
+      app_of_kind->add_option("--out", out, "file to write")->required();
+      app_of_kind->callback([this, run] { command = run; });
+      return app_of_kind;
+    };
+
+    CLI::App* kind = sub("random", "Gaussian activations", [this] { return synth_random(random, out); });
+    kind->add_option("--heads", random.heads, "indexer heads")->check(CLI::Range(1, 128))->capture_default_str();
+    kind->add_option("--dim", random.dim, "components of a head")
+        ->check(CLI::IsMember({32, 64, 128}))
+        ->capture_default_str();
+    kind->add_option("--keys", random.keys, "keys")
+        ->check(CLI::Range(std::int64_t{0}, most_keys))
+        ->capture_default_str();
+    kind->add_option("--queries", random.queries, "queries, at the last positions")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    kind->add_option("--positive", random.positive, "share of heads with a positive weight")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    kind->add_option("--correlation", random.correlation, "of heads and keys with a direction that all share")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    kind->add_option("--seed", random.seed, "of the random generator")->capture_default_str();
+
+    kind = sub("adversarial", "An input that broke other systems, by name",
+               [this] { return synth_adversarial(adversarial, out); });
+    std::vector<std::string> names;
+    std::string listing = "Names:";
+    for (const auto& [name, what] : adversarial_names()) {
+      names.push_back(name);
+      listing += "\n  " + name + std::string(std::max<std::size_t>(16, name.size() + 1) - name.size(), ' ') + what;
+    }
+    kind->add_option("name", adversarial.name, "which")->required()->check(CLI::IsMember(names))->option_text("NAME");
+    kind->add_option("--keys", adversarial.keys, "keys")
+        ->check(CLI::Range(std::int64_t{0}, most_keys))
+        ->capture_default_str();
+    kind->add_option("--queries", adversarial.queries, "queries")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->capture_default_str();
+    kind->add_option("--heads", adversarial.heads, "indexer heads")->check(CLI::Range(1, 128))->capture_default_str();
+    kind->footer(listing);
+
+    kind = sub("scores", "Keys with exactly these scores", [this] { return synth_scores(scores, out); });
+    auto* text = kind->add_option("scores", scores.inline_scores, "numbers, nan, inf or -inf, separated by commas")
+                     ->option_text("SCORES");
+    auto* file = kind->add_option("--file", scores.file, "the same from a text file")->excludes(text);
+    text->excludes(file);
+    kind->add_option("--queries", scores.queries, "queries, all alike")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->capture_default_str();
+
+    kind = sub("extend", "A trace with more keys: jittered copies come before its own",
+               [this] { return synth_extend(extend, out); });
+    kind->add_option("trace", extend.trace, "trace to extend")->required()->option_text("TRACE");
+    kind->add_option("--keys", extend.keys, "keys afterwards")
+        ->required()
+        ->check(CLI::Range(std::int64_t{0}, most_keys));
+    kind->add_option("--jitter", extend.jitter, "noise relative to a key's components")
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
+    kind->add_option("--seed", extend.seed, "of the random generator")->capture_default_str();
+  }
+};
+
+int run(int argc, char** argv) {
+  CommandLine line;
+  try {
+    line.app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return line.app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    print_error(error.what());
+    return kBadInput;
+  }
+  const auto code = line.command();
+  if (code) return *code;
+  print_error(code.error().message);
+  return exit_code_of(code.error().code);
+}
+
+}  // namespace
+}  // namespace dosa::cli
+
+int main(int argc, char** argv) {
+  // A broken invariant aborts; its message is out by then.
+  std::signal(SIGABRT, [](int) { std::_Exit(dosa::cli::kOurBug); });
+  try {
+    return dosa::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    dosa::cli::print_error("not enough memory");
+    return dosa::cli::kBadInput;
+  } catch (const std::exception& error) {
+    dosa::cli::print_error(std::string(error.what()) + "; this is a bug of dosa");
+    return dosa::cli::kOurBug;
+  }
+}

@@ -1,0 +1,41 @@
+// The words of the command line for the library's choices, in one table each: parsing and printing use the same.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "dosa/options.hpp"
+#include "score/reference.hpp"
+
+namespace dosa::cli {
+
+template <typename Value>
+struct Named {
+  std::string_view name;
+  Value value;
+};
+
+inline constexpr std::array kMethods = {Named{"auto", Method::automatic}, Named{"dense", Method::dense},
+                                        Named{"fused", Method::fused}, Named{"dosa", Method::dosa}};
+inline constexpr std::array kBackends = {Named{"cpu", Backend::cpu}, Named{"cuda", Backend::cuda}};
+inline constexpr std::array kForms = {Named{"auto", Form::automatic}, Named{"base", Form::base},
+                                      Named{"absolute", Form::absolute}, Named{"extended", Form::extended}};
+inline constexpr std::array kSeedPolicies = {
+    Named{"auto", SeedPolicy::automatic}, Named{"nearest-spread", SeedPolicy::nearest_spread},
+    Named{"chain", SeedPolicy::chain}, Named{"largest-bounds", SeedPolicy::largest_bounds}};
+inline constexpr std::array kPrecisions = {Named{"auto", ScreenPrecision::automatic},
+                                           Named{"f32", ScreenPrecision::f32}, Named{"i8", ScreenPrecision::i8}};
+inline constexpr std::array kOrders = {Named{"score", Order::score}, Named{"ascending", Order::ascending}};
+inline constexpr std::array kIndexSpaces = {Named{"absolute", IndexSpace::absolute},
+                                            Named{"relative", IndexSpace::relative}};
+inline constexpr std::array kReferences = {Named{"cpu", ReferenceScorer::cpu}, Named{"sm90", ReferenceScorer::sm90}};
+
+template <typename Value, std::size_t N>
+constexpr std::string_view name_in(const std::array<Named<Value>, N>& table, Value value) {
+  for (const auto& entry : table) {
+    if (entry.value == value) return entry.name;
+  }
+  return "?";
+}
+
+}  // namespace dosa::cli

@@ -1,0 +1,168 @@
+#include "run.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <filesystem>
+#include <sched.h>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace dosa::cli {
+namespace {
+
+double share(std::int64_t part, std::int64_t whole) noexcept {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string score_text(float score) { return fmt::format("{} ({:#010x})", score, std::bit_cast<std::uint32_t>(score)); }
+
+}  // namespace
+
+Rows::Rows(std::int64_t queries, std::int64_t topk)
+    : nq(queries),
+      k(topk),
+      ids(static_cast<std::size_t>(queries * topk)),
+      scores(static_cast<std::size_t>(queries * topk)) {}
+
+Selection Rows::selection() noexcept {
+  return {dense_view<void>(ids.data(), DType::i32, {nq, k}), dense_view<void>(scores.data(), DType::f32, {nq, k})};
+}
+
+std::span<const std::int32_t> Rows::row_ids(std::int64_t row) const {
+  return std::span(ids).subspan(static_cast<std::size_t>(row * k), static_cast<std::size_t>(k));
+}
+
+std::span<const float> Rows::row_scores(std::int64_t row) const {
+  return std::span(scores).subspan(static_cast<std::size_t>(row * k), static_cast<std::size_t>(k));
+}
+
+Runner::Runner(Indexer indexer, Plan plan, const Problem& problem)
+    : indexer_(std::move(indexer)),
+      plan_(std::move(plan)),
+      problem_(problem),
+      rows_(problem.q.shape[0], problem.topk) {}
+
+Result<Runner> Runner::create(const Problem& problem, const Options& options) {
+  auto indexer = Indexer::create(options);
+  if (!indexer) return tl::unexpected(indexer.error());
+  auto plan = indexer->plan(shape_of(problem));
+  if (!plan) return tl::unexpected(plan.error());
+  return Runner(std::move(*indexer), std::move(*plan), problem);
+}
+
+Result<void> Runner::run() {
+  const auto start = std::chrono::steady_clock::now();
+  auto stats = indexer_.run(plan_, problem_, rows_.selection());
+  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!stats) return tl::unexpected(stats.error());
+  stats_ = *stats;
+  return {};
+}
+
+std::optional<std::string> first_difference(std::span<const std::int32_t> ids, std::span<const float> scores,
+                                            std::span<const std::int32_t> expected_ids,
+                                            std::span<const float> expected_scores) {
+  for (std::size_t slot = 0; slot < ids.size(); ++slot) {
+    const bool same_bits =
+        std::bit_cast<std::uint32_t>(scores[slot]) == std::bit_cast<std::uint32_t>(expected_scores[slot]);
+    if (ids[slot] == expected_ids[slot] && same_bits) continue;
+    return fmt::format("slot {}: id {} score {}, expected id {} score {}", slot, ids[slot], score_text(scores[slot]),
+                       expected_ids[slot], score_text(expected_scores[slot]));
+  }
+  return std::nullopt;
+}
+
+std::int32_t usable_cpus() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+void for_each_index(std::int64_t count, std::int32_t threads, const std::function<void(std::int64_t)>& work) {
+  std::atomic<std::int64_t> next = 0;
+  const std::int64_t workers = std::min<std::int64_t>(count, threads > 0 ? threads : usable_cpus());
+  std::vector<std::jthread> pool;
+  for (std::int64_t worker = 0; worker < workers; ++worker) {
+    pool.emplace_back([&] {
+      for (std::int64_t index = next++; index < count; index = next++) work(index);
+    });
+  }
+}
+
+std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted) {
+  const std::int64_t count = wanted == 0 ? nq : std::min(nq, wanted);
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) rows[static_cast<std::size_t>(i)] = i * nq / count;
+  if (!rows.empty()) rows.back() = nq - 1;  // the row that sees most keys, where ranges grow
+  return rows;
+}
+
+std::string case_name(const std::string& trace_path) { return std::filesystem::path(trace_path).stem().string(); }
+
+std::string describe(const ProblemShape& shape) {
+  return fmt::format("{} queries x {} heads, {} keys, topk {}", shape.nq, shape.heads, shape.nk, shape.topk);
+}
+
+std::vector<std::string> describe_paths(const PathCounts& path) {
+  std::vector<std::string> lines;
+  const auto line = [&lines](std::int64_t rows, std::string_view why) {
+    if (rows > 0) lines.push_back(fmt::format("{} {} {}", rows, rows == 1 ? "row" : "rows", why));
+  };
+  line(path.dosa, "screened by certificates");
+  line(path.full, "scored in full: the method says so");
+  line(path.full_context, "scored in full: too few visible keys for screening to pay");
+  line(path.full_loose, "scored in full: a certificate would reject, or rejected, too little to pay");
+  line(path.full_exempt, "scored in full: non-finite or out-of-range query data has no certificate");
+  line(path.short_rows, "with at most topk visible keys: every one of them wins");
+  line(path.empty, "with no visible key");
+  return lines;
+}
+
+double rejected_share(const Stats& stats) noexcept { return share(stats.screened - stats.survivors, stats.visible); }
+
+double scored_share(const Stats& stats) noexcept { return share(stats.seeds + stats.refined, stats.visible); }
+
+JsonObject json_of(const ProblemShape& shape) {
+  JsonObject json;
+  json.add("nq", shape.nq).add("nk", shape.nk).add("heads", shape.heads).add("dim", shape.dim).add("topk", shape.topk);
+  return json;
+}
+
+JsonObject json_of(const Stats& stats) {
+  JsonObject path;
+  path.add("empty", stats.path.empty)
+      .add("short_rows", stats.path.short_rows)
+      .add("dosa", stats.path.dosa)
+      .add("full", stats.path.full)
+      .add("full_context", stats.path.full_context)
+      .add("full_loose", stats.path.full_loose)
+      .add("full_exempt", stats.path.full_exempt);
+  JsonObject seconds;
+  seconds.add("seed", stats.seconds_seed)
+      .add("certify", stats.seconds_certify)
+      .add("screen", stats.seconds_screen)
+      .add("refine", stats.seconds_refine)
+      .add("select", stats.seconds_select)
+      .add("score", stats.seconds_score);
+  JsonObject json;
+  json.add("rows", stats.rows)
+      .add("clamped_rows", stats.clamped_rows)
+      .add("path", path)
+      .add("visible", stats.visible)
+      .add("seeds", stats.seeds)
+      .add("screened", stats.screened)
+      .add("survivors", stats.survivors)
+      .add("refined", stats.refined)
+      .add("exempt", stats.exempt)
+      .add("bound_rows", stats.bound_rows)
+      .add("compactions", stats.compactions)
+      .add("predicted_work", stats.predicted_work)
+      .add("planned_rows", stats.planned_rows)
+      .add("thread_seconds", seconds);
+  return json;
+}
+
+}  // namespace dosa::cli

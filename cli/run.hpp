@@ -1,0 +1,87 @@
+// One problem, one method: outputs, runs, comparison and the fields every command reports.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dosa/indexer.hpp"
+#include "io/json.hpp"
+#include "io/trace.hpp"
+
+namespace dosa::cli {
+
+/// Dense ids and scores of every query.
+struct Rows {
+  std::int64_t nq = 0;
+  std::int64_t k = 0;
+  std::vector<std::int32_t> ids;  // [nq, k]
+  std::vector<float> scores;      // [nq, k]
+
+  Rows() = default;
+  Rows(std::int64_t queries, std::int64_t topk);
+
+  [[nodiscard]] Selection selection() noexcept;
+  [[nodiscard]] std::span<const std::int32_t> row_ids(std::int64_t row) const;
+  [[nodiscard]] std::span<const float> row_scores(std::int64_t row) const;
+};
+
+/// A problem planned once for one set of options; each run overwrites `rows`.
+class Runner {
+ public:
+  static Result<Runner> create(const Problem& problem, const Options& options);
+
+  /// Wall seconds of the run are kept in `seconds`.
+  Result<void> run();
+
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const Rows& rows() const noexcept { return rows_; }
+  [[nodiscard]] Rows& rows() noexcept { return rows_; }
+  [[nodiscard]] double seconds() const noexcept { return seconds_; }
+
+ private:
+  Runner(Indexer indexer, Plan plan, const Problem& problem);
+
+  Indexer indexer_;
+  Plan plan_;
+  Problem problem_;
+  Rows rows_;
+  Stats stats_;
+  double seconds_ = 0;
+};
+
+/// The first slot in which two rows differ, in id or in score bits, in words; nothing if they are equal.
+std::optional<std::string> first_difference(std::span<const std::int32_t> ids, std::span<const float> scores,
+                                            std::span<const std::int32_t> expected_ids,
+                                            std::span<const float> expected_scores);
+
+/// Calls work(0..count-1) on that many threads (0: one per CPU this process may use).
+void for_each_index(std::int64_t count, std::int32_t threads, const std::function<void(std::int64_t)>& work);
+
+/// CPUs that this process may use.
+std::int32_t usable_cpus() noexcept;
+
+/// At most `wanted` rows (0: all), evenly spread over nq.
+std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted);
+
+/// "demo-h32" of "traces/demo-h32.safetensors".
+std::string case_name(const std::string& trace_path);
+
+/// "128 queries x 32 heads, 32768 keys, topk 2048".
+std::string describe(const ProblemShape& shape);
+
+/// Per path taken: how many rows, and why.
+std::vector<std::string> describe_paths(const PathCounts& path);
+
+/// Share of the visible query-key pairs that a certificate rejected, and that were scored in full.
+double rejected_share(const Stats& stats) noexcept;
+double scored_share(const Stats& stats) noexcept;
+
+JsonObject json_of(const ProblemShape& shape);
+JsonObject json_of(const Stats& stats);
+
+}  // namespace dosa::cli
