@@ -1,47 +1,76 @@
 // Choosing a certificate from predicted work.
 //
-//   work relative to dense = rows * row_cost + survivors * survivor_cost + fixed
+//   work relative to dense = rows * row price + survivors * survivor price + fixed
 //
-// (mathematics.md's cost model; seeds are refined keys here, because the largest bounds are scored first.) One more row
-// pays only if it rejects more than row_cost / survivor_cost further keys.
+// (the cost model of mathematics.md; there are no seeds in it because the largest bounds are scored first). One more row pays
+// only if it rejects more than row / survivor further keys, so the best budget differs by layer and is taken from the data:
+// sampled queries against sampled keys.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
 #include "certificate/certificate.hpp"
+#include "certificate/integer_screen.hpp"
 
 namespace dosa {
 
-/// Prices in units of one dense query-key pair.
-struct WorkPrices {
-  double row = 0;         ///< one bound row against one key
-  double survivor = 0;    ///< one gathered key scored in full
-  double fixed = 0;       ///< per key: storing and comparing a bound
-  int aux_rows_factor = 1;  ///< rows that an auxiliary vector of a linear form costs (2 where rows are integers)
-  int row_multiple = 1;   ///< budgets are multiples of this
+/// One way to screen: what a certificate is made from, and in which arithmetic it is evaluated.
+struct CertificatePlan {
+  CertificateChoice choice;
+  ScreenPrecision precision = ScreenPrecision::f32;
+
+  friend bool operator==(const CertificatePlan&, const CertificatePlan&) = default;
 };
 
-/// One sampled query.
-struct PanelQuery {
+/// Prices in units of one dense query-key pair.
+struct WorkPrices {
+  double row = 0;       ///< one bound row against one key
+  double survivor = 0;  ///< one gathered key scored in full
+  double fixed = 0;     ///< per key, whatever the certificate: packing, storing and comparing
+};
+
+struct PriceList {
+  WorkPrices f32;
+  WorkPrices i8;
+  bool has_i8 = false;
+  int row_multiple = 1;  ///< a kernel takes rows in groups of this many
+};
+
+/// One sampled query and the sampled keys.
+struct SampledQuery {
   QueryHeads query;
   PanelDots dots;
-  std::span<const float> rho;    // [keys]
-  std::span<const float> alpha;  // [keys] as the screen uses them
-  float tau = 0;                 // panel score at rank K / N
+  HeadRanking ranking;
+  std::span<const float> alpha;  // [dots.keys] as the screen uses them
+  std::span<const float> rho_e;  // [dots.keys]; only with i8
+  float tau = 0;                 // the score at rank K of N, as the sample shows it
 };
 
 struct PredictedWork {
   double rows = 0;
-  double survivors = 0;  // share of visible keys
-  double total = 0;      // relative to dense
+  double survivors = 0;  ///< share of visible keys
+  double total = 0;      ///< relative to dense
 };
 
-/// Work that `choice` would cost this query. `u` is scratch [keys], `aux` kMaxAggregates * dim.
-PredictedWork predict_work(const PanelQuery& sample, const CertificateChoice& choice, const WorkPrices& prices,
-                           std::span<float> u, std::span<float> aux);
+/// Arrays that predictions write to.
+struct PredictionScratch {
+  std::span<float> u;                  // [keys]
+  std::span<float> aux;                // [kMaxAggregates * dim]
+  std::span<std::int8_t> integer_rows;  // [kMaxBoundRows * dim]; only with i8
+};
 
-/// Rows that a certificate costs under `prices` (rounded up to the multiple a kernel takes).
-int priced_rows(const Certificate& certificate, const WorkPrices& prices);
+PredictedWork predict_work(const SampledQuery& sample, const CertificatePlan& plan, const PriceList& prices,
+                           const PredictionScratch& scratch);
+
+struct ChosenCertificate {
+  CertificatePlan plan;
+  PredictedWork work;  // mean over the samples
+};
+
+/// The cheapest plan that `wanted` allows, found by climbing from `start`: rows up and down, then the other forms there.
+ChosenCertificate choose_certificate(std::span<const SampledQuery> samples, const CertificateOptions& wanted,
+                                     const PriceList& prices, const CertificatePlan& start, const PredictionScratch& scratch);
 
 }  // namespace dosa
