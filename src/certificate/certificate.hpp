@@ -1,6 +1,6 @@
 // THE inequality: an upper bound of a key's score from few rows.
 //
-// (derivation in prose: see certificate.md beside this file)
+// certificate.md beside this file derives it, rounding included.
 #pragma once
 
 #include <array>
