@@ -31,11 +31,9 @@ struct Rounding {
         scale(s) {}
 
   [[nodiscard]] double above(double x) const { return x + std::abs(x) * f64; }
-  [[nodiscard]] double below(double x) const { return x - std::abs(x) * f64; }
   // Row j of `rows` in the screen's chain is rounded rows - j times, its start (j = -1) once more.
   [[nodiscard]] double chain(int j, int rows) const { return scale * gamma_n(rows - j); }
   [[nodiscard]] float up(double x) const { return scale > 0 ? round_up(x) : static_cast<float>(x); }
-  [[nodiscard]] float down(double x) const { return scale > 0 ? round_down(x) : static_cast<float>(x); }
 };
 
 // Section 1: weights and norms of the heads that can contribute.
@@ -132,7 +130,7 @@ Anchors choose_anchors(const QueryHeads& query, const ActiveHeads& active, const
   return out;
 }
 
-// Section 3.3: E of the base form, or half of E' of the linear forms, from u_h . u_l = w_h w_l d_h . d_l.
+// Section 2, (3) and (4), with the errors of 4.5: E of the base form, or half of E' of the linear forms.
 double joint_residual(const QueryHeads& query, const ActiveHeads& active, const Split& split, const Anchors& anchors,
                       const Rounding& rounding, bool linear) {
   if (split.p == 0) return 0;
@@ -171,6 +169,73 @@ double joint_residual(const QueryHeads& query, const ActiveHeads& active, const 
   return rounding.above(0.5 * (std::sqrt(std::max(signed_sum, 0.0) + error) + root));
 }
 
+// Sections 3, 4.1 and 4.3: the bound's body before it meets the screen's arithmetic.
+struct Body {
+  PerHead coefficient{};  // v_j of the retained heads
+  PerHead magnitude{};    // sum of the sizes of what v_j is summed from
+  std::array<PerHead, kMaxAggregates> share{};  // auxiliary vector a = sum_h share[a][h] q_h
+  double constant = 0;    // C, what multiplies ||k||
+  double leaned = 0;      // sum over A and P of |w_h| ||q_h||, and over anchors of the folded |w_h beta_h| ||q_j||
+};
+
+Body form_body(const QueryHeads& query, const ActiveHeads& active, const Split& split, const Anchors& anchors,
+               const HeadGroups& group, const Rounding& rounding, bool linear) {
+  Body out;
+  for (int i = 0; i < split.r; ++i) {
+    const int h = split.retained[i];
+    const double w = query.w[h];
+    out.coefficient[h] = w > 0 ? w * (1 + rounding.head_sum) : w * (1 - rounding.head_sum);
+    out.magnitude[h] = std::abs(out.coefficient[h]);
+  }
+  for (int i = 0; i < split.p; ++i) {
+    const int h = split.positive[i];
+    const double w = query.w[h] * (1 + rounding.head_sum);
+    const int j = anchors.head[h];
+    out.leaned += w * active.norm[h];
+    if (linear) out.share[0][h] -= 0.5 * w;
+    if (j < 0) continue;
+    const double fold = w * std::abs(anchors.beta[h]);
+    out.coefficient[j] += fold;
+    out.magnitude[j] += fold;
+    out.leaned += fold * active.norm[j];
+    if (linear) out.share[0][j] += 0.5 * fold;
+  }
+  for (int i = 0; i < split.n; ++i) {
+    const int h = split.negative[i];
+    if (group[h] < 0) continue;
+    const double w = -static_cast<double>(query.w[h]) * (1 - rounding.head_sum);
+    out.share[group[h]][h] += w;
+    out.leaned += w * active.norm[h];
+  }
+  out.constant = joint_residual(query, active, split, anchors, rounding, linear) + rounding.dot * out.leaned;
+  return out;
+}
+
+// Section 4.4: an auxiliary vector as an f32 row.
+struct StoredRow {
+  double norm = 0;  // >= ||row||
+  double lost = 0;  // ||vector - row||
+};
+
+StoredRow store_row(const QueryHeads& query, const ActiveHeads& active, const PerHead& share, std::span<float> row,
+                    const Rounding& rounding) {
+  std::array<double, kMaxDim> vector{};
+  for (int a = 0; a < active.count; ++a) {
+    const int h = active.index[a];
+    if (share[h] == 0) continue;
+    const float* q = query.q.data() + static_cast<std::size_t>(h) * row.size();
+    for (std::size_t d = 0; d < row.size(); ++d) vector[d] += share[h] * static_cast<double>(q[d]);
+  }
+  double square = 0, lost = 0;
+  for (std::size_t d = 0; d < row.size(); ++d) {
+    row[d] = static_cast<float>(vector[d]);
+    const double rest = vector[d] - static_cast<double>(row[d]);
+    square += static_cast<double>(row[d]) * row[d];
+    lost += rest * rest;
+  }
+  return {rounding.above(std::sqrt(square)), rounding.scale * rounding.above(std::sqrt(lost))};
+}
+
 }  // namespace
 
 Certificate build_certificate(const QueryHeads& query, const CertificateChoice& choice, const PanelDots& panel,
@@ -186,106 +251,47 @@ Certificate build_certificate(const QueryHeads& query, const HeadRanking& rankin
   const int aggregates = linear ? 1 : std::clamp(choice.aggregates, 0, kMaxAggregates);
 
   const ActiveHeads active = find_active(query);
-  if (active.exempt) {
-    out.exempt = true;
-    return out;
-  }
-  const Rounding rounding(query, active.count, allowances.scale);
+  out.exempt = active.exempt;
+  if (out.exempt || active.count == 0) return out;
   const int budget = std::clamp(choice.retained, 0, kMaxBoundRows - aggregates);
   const Split split = split_heads(query, active, ranking, budget, out.form != Form::extended);
-  if (out.form == Form::absolute && split.p > 0) {
-    out.exempt = true;
-    return out;
-  }
+  out.exempt = out.form == Form::absolute && split.p > 0;
+  if (out.exempt) return out;
+
+  const Rounding rounding(query, active.count, allowances.scale);
+  const std::span<const std::int16_t> negative{split.negative.data(), static_cast<std::size_t>(split.n)};
+  const HeadGroups group = linear ? group_for_linear(ranking, negative)
+                                  : group_for_relu(query, ranking, panel, negative, aggregates);
   const Anchors anchors = choose_anchors(query, active, split, linear);
-  HeadGroups group;
-  if (linear) {
-    for (int i = 0; i < split.n; ++i) {
-      const int h = split.negative[i];
-      group[h] = ranking.on[h] > ranking.off[h] ? 0 : -1;
-    }
-  } else {
-    group = group_for_relu(query, ranking, panel, {split.negative.data(), static_cast<std::size_t>(split.n)}, aggregates);
-  }
+  const Body body = form_body(query, active, split, anchors, group, rounding, linear);
 
-  // Coefficients of the retained heads (value and size of the summed terms), shares of the auxiliary vectors, and what
-  // multiplies ||k||: sections 3.2 to 3.5 and 4.
-  PerHead coefficient{}, magnitude{};
-  std::array<PerHead, kMaxAggregates> share{};
-  double c = joint_residual(query, active, split, anchors, rounding, linear);
-  for (int i = 0; i < split.r; ++i) {
-    const int h = split.retained[i];
-    const double w = query.w[h];
-    coefficient[h] = w > 0 ? w * (1 + rounding.head_sum) : w * (1 - rounding.head_sum);
-    magnitude[h] = std::abs(coefficient[h]);
-  }
-  double unretained = 0;  // sum over A and P of |w_h| ||q_h||, and over anchors of the folded |w| ||q_j||
-  for (int i = 0; i < split.p; ++i) {
-    const int h = split.positive[i];
-    const double w = query.w[h] * (1 + rounding.head_sum);
-    const int j = anchors.head[h];
-    unretained += w * active.norm[h];
-    if (linear) share[0][h] -= 0.5 * w;
-    if (j < 0) continue;
-    const double fold = w * std::abs(anchors.beta[h]);
-    coefficient[j] += fold;
-    magnitude[j] += fold;
-    unretained += fold * active.norm[j];
-    if (linear) share[0][j] += 0.5 * fold;
-  }
-  for (int i = 0; i < split.n; ++i) {
-    const int h = split.negative[i];
-    if (group[h] < 0) continue;
-    const double w = -static_cast<double>(query.w[h]) * (1 - rounding.head_sum);
-    share[group[h]][h] += w;
-    unretained += w * active.norm[h];
-  }
-  c += rounding.dot * unretained;
-
-  // Auxiliary vectors, rounded to f32; zero ones are dropped.
+  // Auxiliary rows; a vector that is zero needs none.
   const auto dim = static_cast<std::size_t>(query.dim);
   std::array<double, kMaxAggregates> aux_norm{};
   int aux = 0;
+  double c = body.constant;
   for (int a = 0; a < aggregates; ++a) {
-    std::array<double, kMaxDim> vector{};
-    bool any = false;
-    for (int k = 0; k < active.count; ++k) {
-      const int h = active.index[k];
-      const double s = share[a][h];
-      if (s == 0) continue;
-      any = true;
-      const float* q = query.q.data() + static_cast<std::size_t>(h) * dim;
-      for (std::size_t d = 0; d < dim; ++d) vector[d] += s * static_cast<double>(q[d]);
-    }
-    if (!any) continue;
-    float* row = aux_rows.data() + static_cast<std::size_t>(aux) * dim;
-    double square = 0, rest = 0;
-    for (std::size_t d = 0; d < dim; ++d) {
-      row[d] = static_cast<float>(vector[d]);
-      const double error = vector[d] - static_cast<double>(row[d]);
-      square += static_cast<double>(row[d]) * row[d];
-      rest += error * error;
-    }
-    c += rounding.scale * std::sqrt(rest);
-    if (square == 0) continue;
-    aux_norm[aux] = rounding.above(std::sqrt(square));
-    for (int h = 0; h < query.heads; ++h) out.aux_share[aux][h] = static_cast<float>(share[a][h]);
+    const StoredRow stored = store_row(query, active, body.share[a], aux_rows.subspan(aux * dim, dim), rounding);
+    c += stored.lost;
+    if (stored.norm == 0) continue;
+    aux_norm[aux] = stored.norm;
+    for (int h = 0; h < query.heads; ++h) out.aux_share[aux][h] = static_cast<float>(body.share[a][h]);
     ++aux;
   }
-
-  // Weights, rounded away from the reference by what the screen's own chain may lose.
   out.retained = split.r;
   out.rows = split.r + aux;
   out.linear_rows = linear ? aux : 0;
+
+  // Section 4.2: weights take what the screen's chain may lose.
   const auto seal = [&](int j, double value) {
     const double loss = rounding.chain(j, out.rows);
-    return value >= 0 ? rounding.up(rounding.above(value / (1 - loss))) : rounding.up(rounding.above(value / (1 + loss)));
+    return rounding.up(rounding.above(value >= 0 ? value / (1 - loss) : value / (1 + loss)));
   };
   bool finite = true;
   for (int j = 0; j < split.r; ++j) {
     const int h = split.retained[j];
     out.head[j] = static_cast<std::int16_t>(h);
-    out.weight[j] = seal(j, coefficient[h] + magnitude[h] * rounding.f64);
+    out.weight[j] = seal(j, body.coefficient[h] + body.magnitude[h] * rounding.f64);
     finite = finite && std::isfinite(out.weight[j]);
   }
   for (int a = 0; a < aux; ++a) {
@@ -294,12 +300,10 @@ Certificate build_certificate(const QueryHeads& query, const HeadRanking& rankin
     c += (rounding.aux_dot + (linear ? rounding.chain(j, out.rows) * (1 + rounding.aux_dot) : 0.0)) * aux_norm[a];
   }
 
-  // f64 rounding of all the sums above, relative to what was summed; then underflow, worth 2^-150 an operation, carried by
-  // the norm because rho sqrt(dim) >= 2^-6 for every key but zero (section 4.6).
-  c += rounding.scale * 0x1p-44 * (active.total + unretained);
+  // Sections 4.5 to 4.7: f64 sums, underflow, and the norm's unit.
+  c += rounding.scale * 0x1p-44 * (active.total + body.leaned);
   c += rounding.scale * 0x1p-143 * (active.count + out.rows + 1 + aux * query.dim);
-  out.c = rounding.up(rounding.above(c * std::sqrt(static_cast<double>(query.dim)) / (1 - rounding.chain(-1, out.rows))));
-  if (active.count == 0) out.c = 0;
+  out.c = rounding.up(rounding.above(c * std::sqrt(static_cast<double>(dim)) / (1 - rounding.chain(-1, out.rows))));
   out.exempt = !finite || !std::isfinite(out.c);
   return out;
 }

@@ -317,6 +317,13 @@ HeadRanking rank_heads(const QueryHeads& query, const PanelDots& panel) {
   return out;
 }
 
+HeadGroups group_for_linear(const HeadRanking& ranking, std::span<const std::int16_t> negative) {
+  HeadGroups group;
+  group.fill(-1);
+  for (const int h : negative) group[h] = ranking.on[h] > ranking.off[h] ? 0 : -1;
+  return group;
+}
+
 HeadGroups group_for_relu(const QueryHeads& query, const HeadRanking& ranking, const PanelDots& panel,
                           std::span<const std::int16_t> negative, int aggregates) {
   HeadGroups group;

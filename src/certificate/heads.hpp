@@ -51,6 +51,9 @@ HeadRanking rank_heads(const QueryHeads& query, const PanelDots& panel);
 /// Group of each omitted negative head, -1: none.
 using HeadGroups = std::array<std::int8_t, kMaxHeads>;
 
+/// For a linear form: group 0 are the heads whose mean dot over the focus keys is positive.
+HeadGroups group_for_linear(const HeadRanking& ranking, std::span<const std::int16_t> negative);
+
 /// Groups for relu aggregates. One group: the heads with p_h >= 1/2. More: greedily by co-activation, each head joining the
 /// group whose mean [sum]+ over the focus keys it raises most.
 HeadGroups group_for_relu(const QueryHeads& query, const HeadRanking& ranking, const PanelDots& panel,
