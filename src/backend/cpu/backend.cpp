@@ -23,6 +23,7 @@ constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;  // fewer keys are
 bool screens(const Options& options) { return options.method == Method::dosa || options.method == Method::automatic; }
 
 SeedPolicy resolve(const Options& options, const Plan& plan, bool hints) {
+  if (!screens(options)) return SeedPolicy::largest_bounds;  // nothing is seeded, and no winners are kept
   if (options.seeds != SeedPolicy::automatic) return options.seeds;
   return hints || plan.slice_keys < plan.shape.nk ? SeedPolicy::chain : SeedPolicy::largest_bounds;
 }
@@ -68,13 +69,15 @@ struct Layout {
   }
 };
 
-WorkPrices prices_for(const ProblemShape& shape) {
-  // Measured with kernels_bench on AVX2 and AVX-512: packing a panel takes a third of scoring it with 32 heads.
-  const double pack = 0.34 * 32 / shape.heads;
-  return {.row = 1.0 / shape.heads,
-          .survivor = 1.0 + pack,
-          .fixed = pack / 16 + 0.4 / shape.heads,
-          .aux_rows_factor = 1,
+// Measured ratios on AVX2 and AVX-512: packing a panel of f32 takes a third of scoring it with 32 heads, storing and comparing
+// a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
+PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
+  const double head = 1.0 / shape.heads;
+  const double pack = 0.34 * 32 * head;
+  const double shared_by = CpuGroup::max_queries;
+  return {.f32 = {.row = head, .survivor = 1.0 + pack, .fixed = pack / shared_by + 0.4 * head},
+          .i8 = {.row = 0.32 * head, .survivor = 1.0 + pack, .fixed = 0.4 * pack / shared_by + 0.4 * head},
+          .has_i8 = kernels.bound_panel_i8 != nullptr,
           .row_multiple = kRowGroup};
 }
 
@@ -165,7 +168,7 @@ Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Se
                              .summaries = layout.summaries,
                              .seeds = resolve(plan.options, plan, problem.hints.present()),
                              .sizes = scratch_sizes(plan),
-                             .prices = prices_for(plan.shape),
+                             .prices = prices_for(plan.shape, kernels_),
                              .reports = reports,
                              .part_records = layout.part_records,
                              .part_counts = layout.part_counts};

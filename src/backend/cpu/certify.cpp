@@ -1,6 +1,7 @@
-// Certificates of a group: panel, choice by predicted work, rows packed for the kernels.
+// Certificates of a group: sampled keys, the choice by predicted work, rows packed for the kernels.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backend/cpu/group.hpp"
@@ -10,77 +11,111 @@
 namespace dosa::cpu {
 namespace {
 
-// Predicted work above which a group is scored in full: the prediction errs by a few percent.
+// Predicted work above which a group is scored in full: predictions err by a few percent.
 constexpr double kTooLoose = 0.93;
+// Best panel scores from which tau is read or, where K of N is rarer than the panel resolves, extrapolated.
+constexpr int kTailScores = 32;
+// Queries of a group whose predicted work decides for all of it.
+constexpr std::size_t kPlannedQueries = 3;
 
 bool is_screened(const QueryState& query) { return query.path == Path::dosa; }
+
+// The score at rank share * n of n sampled scores. Ranks below 8 are too noisy to read; the tail of the best scores is close
+// to exponential, so tau goes up by the same step whenever the rank is halved.
+float tail_score(std::span<float> scores, double share) {
+  const auto n = static_cast<int>(scores.size());
+  const double rank = share * n;
+  const auto at = [&](int r) {
+    std::nth_element(scores.begin(), scores.begin() + r - 1, scores.end(), std::greater<>());
+    return scores[static_cast<std::size_t>(r - 1)];
+  };
+  constexpr int least = kTailScores / 4;
+  if (rank >= least || n < kTailScores) return at(std::clamp(static_cast<int>(std::lround(rank)), 1, n));
+  const float low = at(kTailScores);
+  const float high = at(least);
+  if (!std::isfinite(low) || !std::isfinite(high)) return high;
+  return high + (high - low) * static_cast<float>(std::log(least / std::max(rank, 0.1)) / std::log(kTailScores / least));
+}
 
 }  // namespace
 
 void CpuGroup::certify() {
   VisibleRange common{0, context_.keys.count};
-  bool any = false;
-  for (const QueryState& query : queries()) {
+  QueryState* list[max_queries];
+  std::size_t count = 0;
+  for (QueryState& query : queries()) {
     if (!is_screened(query)) continue;
     common = meet(common, query.visible);
-    any = true;
+    list[count++] = &query;
   }
-  if (!any) return;
+  if (count == 0) return;
   ScopedTimer timer(stats_.seconds_certify);
-  sample_panel(common);
-  for (QueryState& query : queries()) {
-    if (is_screened(query)) measure(query);
-  }
-  CertificateChoice choice;
-  const PredictedWork work = choose(choice);
-  const bool too_loose = options().method == Method::automatic && work.total > kTooLoose;
-  for (QueryState& query : queries()) {
-    if (!is_screened(query)) continue;
-    query.report.predicted_work = static_cast<float>(work.total);
+  const std::span<QueryState* const> screened{list, count};
+  sample_keys(common);
+  SampledQuery samples[max_queries];
+  for (std::size_t i = 0; i < screened.size(); ++i) samples[i] = sample_query(*screened[i]);
+  SampledQuery planned[kPlannedQueries];
+  const std::size_t planned_count = std::min<std::size_t>(kPlannedQueries, screened.size());
+  for (std::size_t i = 0; i < planned_count; ++i) planned[i] = samples[(2 * i + 1) * screened.size() / (2 * planned_count)];
+  const ChosenCertificate chosen = choose_certificate({planned, planned_count}, options().certificate, context_.prices, plan_,
+                                                      prediction_scratch());
+  plan_ = chosen.plan;
+
+  const bool too_loose = options().method == Method::automatic && chosen.work.total > kTooLoose;
+  for (std::size_t i = 0; i < screened.size(); ++i) {
+    QueryState& query = *screened[i];
+    query.report.predicted_work = static_cast<float>(chosen.work.total);
     if (part_ == 0) {
-      stats_.predicted_work += work.total;
+      stats_.predicted_work += chosen.work.total;
       stats_.planned_rows += 1;
     }
     if (too_loose) {
       query.path = Path::full_loose;
     } else {
-      build(query, choice);
+      build(query, samples[i]);
     }
+    if (query.path != Path::dosa) query.records.clear();  // every key is scored anew, witnesses included
     query.report.path = query.path;
   }
 }
 
-// Evenly spread keys that every screened query of the group sees, and their dots with every head.
-void CpuGroup::sample_panel(VisibleRange common) {
-  const std::int64_t wanted = std::min<std::int64_t>(context_.sizes.panel_keys, common.size());
-  panel_keys_ = static_cast<int>(wanted);
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    const std::int64_t key = common.begin + (2 * i + 1) * common.size() / (2 * wanted);
+PredictionScratch CpuGroup::prediction_scratch() const noexcept {
+  return {.u = {scratch_.panel_u, static_cast<std::size_t>(panel_keys_)},
+          .aux = {scratch_.aux_rows, static_cast<std::size_t>(kMaxAggregates * dim())},
+          .integer_rows = {scratch_.integer_rows, static_cast<std::size_t>(kMaxBoundRows * dim())}};
+}
+
+// Evenly spread keys that every screened query of the group sees.
+void CpuGroup::sample_keys(VisibleRange common) {
+  const std::int64_t count = std::min<std::int64_t>(context_.sizes.panel_keys, common.size());
+  panel_keys_ = static_cast<int>(count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t key = common.begin + (2 * i + 1) * common.size() / (2 * count);
+    // Exempt keys survive whatever the certificate; in a prediction they would only be noise.
+    const float rho = context_.summaries.rho[key];
     scratch_.panel_ids[i] = static_cast<std::int32_t>(key);
     scratch_.panel_alpha[i] = context_.summaries.alpha[key];
-    // Exempt keys survive whatever the certificate; in a prediction they would only be noise.
-    scratch_.panel_rho[i] = std::isinf(context_.summaries.rho[key]) ? 0.0F : context_.summaries.rho[key];
-  }
-  const std::uint8_t* rows[kPanelKeys];
-  const std::int64_t stride = context_.sizes.panel_keys;
-  for (std::int64_t at = 0; at < wanted; at += kPanelKeys) {
-    const auto batch = static_cast<std::size_t>(std::min<std::int64_t>(kPanelKeys, wanted - at));
-    context_.keys.load({scratch_.panel_ids + at, batch}, scratch_.key_copies, rows);
-    pack_panel(rows);
-    for (const QueryState& query : queries()) {
-      if (!is_screened(query)) continue;
-      context_.kernels.dot_panel(scratch_.panel, packed_q(query), dim(), heads(), dots_of(query) + at, stride);
-    }
+    scratch_.panel_rho[i] = std::isinf(rho) ? 0.0F : rho;
+    scratch_.panel_rho_e[i] = context_.summaries.rho_e[key];
   }
 }
 
-// Panel scores (statistics only, not in the reference order), tau as the panel shows it, and the keys that matter.
-void CpuGroup::measure(QueryState& query) {
+// Dots of one query's heads with the sampled keys, and what they say: tau, the keys that matter, the heads that matter.
+SampledQuery CpuGroup::sample_query(QueryState& query) {
   const std::int64_t stride = context_.sizes.panel_keys;
+  float* dots = scratch_.dots + index_of(query) * heads() * stride;
+  const std::uint8_t* rows[kPanelKeys];
+  for (std::int64_t at = 0; at < panel_keys_; at += kPanelKeys) {
+    const auto batch = static_cast<std::size_t>(std::min<std::int64_t>(kPanelKeys, panel_keys_ - at));
+    context_.keys.load({scratch_.panel_ids + at, batch}, scratch_.key_copies, rows);
+    pack_panel(rows);
+    context_.kernels.dot_panel(scratch_.panel, packed_q(query), dim(), heads(), dots + at, stride);
+  }
+
+  // Statistics only, so not in the reference order.
   const float* w = scratch_.w + index_of(query) * heads();
-  const float* dots = dots_of(query);
-  float* scores = scratch_.panel_scores + index_of(query) * stride;
-  std::fill(scores, scores + panel_keys_, 0.0F);
+  float* scores = scratch_.panel_u;
+  std::fill_n(scores, panel_keys_, 0.0F);
   for (int head = 0; head < heads(); ++head) {
     const float* x = dots + head * stride;
     for (int i = 0; i < panel_keys_; ++i) scores[i] += w[head] * relu(x[i]);
@@ -91,24 +126,37 @@ void CpuGroup::measure(QueryState& query) {
     if (std::isnan(scores[i])) scores[i] = -std::numeric_limits<float>::infinity();
     focus[i] = i;
   }
-  const auto better = [&](std::int32_t a, std::int32_t b) { return scores[a] > scores[b]; };
   const int quarter = (panel_keys_ + 3) / 4;
-  std::nth_element(focus, focus + quarter - 1, focus + panel_keys_, better);
-  const double share = static_cast<double>(context_.plan.shape.topk) / static_cast<double>(query.visible.size());
-  const int rank = std::clamp(static_cast<int>(std::lround(share * panel_keys_)), 1, quarter);
-  std::nth_element(focus, focus + rank - 1, focus + quarter, better);
-  query.panel_tau = std::max(query.records.tau(), scores[focus[rank - 1]]);
+  std::nth_element(focus, focus + quarter - 1, focus + panel_keys_,
+                   [&](std::int32_t a, std::int32_t b) { return scores[a] > scores[b]; });
 
-  // Gram matrix of the heads, by the same kernels: heads are keys here.
+  SampledQuery sample;
+  sample.query = load_heads(query);
+  sample.dots = {.keys = panel_keys_,
+                 .stride = static_cast<int>(stride),
+                 .x = dots,
+                 .focus = {focus, static_cast<std::size_t>(quarter)},
+                 .rho = {scratch_.panel_rho, static_cast<std::size_t>(panel_keys_)}};
+  sample.alpha = {scratch_.panel_alpha, static_cast<std::size_t>(panel_keys_)};
+  sample.rho_e = {scratch_.panel_rho_e, static_cast<std::size_t>(panel_keys_)};
+  sample.ranking = rank_heads(sample.query, sample.dots);
+  const double share = static_cast<double>(context_.plan.shape.topk) / static_cast<double>(query.visible.size());
+  sample.tau = std::max(query.records.tau(), tail_score({scores, static_cast<std::size_t>(panel_keys_)}, share));
+  return sample;
+}
+
+// Row-major heads and their Gram matrix, by the same kernels: heads are keys here.
+QueryHeads CpuGroup::load_heads(const QueryState& query) {
   const TensorView& q = context_.problem.q;
-  TensorView head_rows{q.at<std::uint8_t>(query.row), DType::f8_e4m3, Device::cpu, 2, {heads(), dim()}, {q.stride[1], q.stride[2]}};
-  const KeySource head_keys{head_rows, {}, heads(), dim()};
+  const TensorView rows_of_q{q.at<std::uint8_t>(query.row), DType::f8_e4m3,           Device::cpu, 2,
+                             {heads(), dim()},              {q.stride[1], q.stride[2]}};
+  const KeySource source{rows_of_q, {}, heads(), dim()};
   const std::uint8_t* rows[kPanelKeys];
   float block[kMaxHeads * kPanelKeys];
   float* gram = scratch_.gram + index_of(query) * heads() * heads();
   float* q_rows = scratch_.q_rows + index_of(query) * heads() * dim();
   for (int first = 0; first < heads(); first += kPanelKeys) {
-    head_keys.load(first, heads(), scratch_.key_copies, rows);
+    source.load(first, heads(), scratch_.key_copies, rows);
     pack_panel(rows);
     context_.kernels.dot_panel(scratch_.panel, packed_q(query), dim(), heads(), block, kPanelKeys);
     const int columns = std::min(kPanelKeys, heads() - first);
@@ -119,91 +167,72 @@ void CpuGroup::measure(QueryState& query) {
       for (int i = 0; i < dim(); ++i) q_rows[(first + column) * dim() + i] = scratch_.panel[i * kPanelKeys + column];
     }
   }
-}
-
-PanelQuery CpuGroup::panel_query(const QueryState& query) const {
-  const std::int64_t at = index_of(query);
   const auto h = static_cast<std::size_t>(heads());
-  const auto keys = static_cast<std::size_t>(panel_keys_);
-  PanelQuery sample;
-  sample.query = {.heads = heads(),
-                  .dim = dim(),
-                  .q = {scratch_.q_rows + at * heads() * dim(), h * static_cast<std::size_t>(dim())},
-                  .w = {scratch_.w + at * heads(), h},
-                  .gram = {scratch_.gram + at * heads() * heads(), h * h},
-                  .gram_error = gamma_n(dim())};
-  sample.dots = {.keys = panel_keys_,
-                 .stride = static_cast<int>(context_.sizes.panel_keys),
-                 .x = dots_of(query),
-                 .focus = {scratch_.focus + at * context_.sizes.panel_keys, (keys + 3) / 4}};
-  sample.rho = {scratch_.panel_rho, keys};
-  sample.alpha = {scratch_.panel_alpha, keys};
-  sample.tau = query.panel_tau;
-  return sample;
+  return {.heads = heads(),
+          .dim = dim(),
+          .q = {q_rows, h * static_cast<std::size_t>(dim())},
+          .w = {scratch_.w + index_of(query) * heads(), h},
+          .gram = {gram, h * h},
+          .gram_error = gamma_n(dim())};
 }
 
-// The cheapest choice for two queries of the group.
-PredictedWork CpuGroup::choose(CertificateChoice& choice) {
-  const QueryState* samples[2] = {};
-  for (const QueryState& query : queries()) {
-    if (!is_screened(query)) continue;
-    if (samples[0] == nullptr) samples[0] = &query;
-    samples[1] = &query;
+void CpuGroup::build(QueryState& query, const SampledQuery& sample) {
+  const PredictionScratch scratch = prediction_scratch();
+  Certificate& certificate = query.certificate;
+  certificate = build_certificate(sample.query, sample.ranking, plan_.choice, sample.dots, scratch.aux);
+  bool exempt = certificate.exempt;
+  int rows = certificate.rows;
+  if (!exempt && plan_.precision == ScreenPrecision::i8) {
+    query.integer = make_integer(certificate, sample.query, scratch.aux, scratch.integer_rows);
+    exempt = query.integer.exempt;
+    rows = query.integer.rows;
   }
-  float aux[kMaxAggregates * kMaxDim];
-  const std::span<float> u{scratch_.panel_u, static_cast<std::size_t>(panel_keys_)};
-  PredictedWork best{0, 1, std::numeric_limits<double>::infinity()};
-  const auto consider = [&](const CertificateChoice& candidate) {
-    PredictedWork mean;
-    for (const QueryState* sample : samples) {
-      const PredictedWork work = predict_work(panel_query(*sample), candidate, context_.prices, u, aux);
-      mean.rows += work.rows / 2;
-      mean.survivors += work.survivors / 2;
-      mean.total += work.total / 2;
-    }
-    if (mean.total < best.total) {
-      best = mean;
-      choice = candidate;
-    }
-  };
-  const CertificateOptions& wanted = options().certificate;
-  for (int rows = kRowGroup; rows <= std::min(kMaxBoundRows, round_up_to(heads(), kRowGroup)); rows += kRowGroup) {
-    if (wanted.row_budget > 0 && rows != round_up_to(wanted.row_budget, kRowGroup)) continue;
-    const int budget = wanted.row_budget > 0 ? wanted.row_budget : rows;
-    if (wanted.form == Form::automatic || wanted.form == Form::extended) consider({Form::extended, budget - 1, 1});
-    if (wanted.form == Form::absolute) consider({Form::absolute, budget - 1, 1});
-    if (wanted.form == Form::automatic || wanted.form == Form::base) {
-      for (int groups = 1; groups <= std::min(kMaxAggregates, budget); ++groups) {
-        if (wanted.aggregates > 0 && groups != wanted.aggregates) continue;
-        consider({Form::base, budget - groups, groups});
-      }
-    }
-  }
-  return best;
-}
-
-void CpuGroup::build(QueryState& query, const CertificateChoice& choice) {
-  float aux[kMaxAggregates * kMaxDim];
-  const PanelQuery sample = panel_query(query);
-  query.certificate = build_certificate(sample.query, choice, sample.dots, aux);
-  const Certificate& certificate = query.certificate;
-  if (certificate.exempt) {
+  if (exempt) {
     query.path = Path::full_exempt;
     return;
   }
   query.report.form = certificate.form;
-  query.report.precision = ScreenPrecision::f32;
+  query.report.precision = plan_.precision;
   query.report.retained = certificate.retained;
-  query.report.bound_rows = certificate.rows;
-  stats_.bound_rows += part_ == 0 ? certificate.rows : 0;
-  float* packed = scratch_.bound_rows + index_of(query) * kMaxBoundRows * dim();
+  query.report.bound_rows = rows;
+  if (part_ == 0) stats_.bound_rows += rows;
+  if (plan_.precision == ScreenPrecision::i8) {
+    pack_integer_rows(query);
+  } else {
+    pack_rows(query, sample.query);
+  }
+}
+
+void CpuGroup::pack_rows(const QueryState& query, const QueryHeads& heads_of_query) {
+  const Certificate& certificate = query.certificate;
+  float* packed = bound_rows_of(query);
   std::fill_n(packed, round_up_to(certificate.rows, kRowGroup) * dim(), 0.0F);
   for (int row = 0; row < certificate.rows; ++row) {
     const float* from = row < certificate.retained
-                            ? sample.query.q.data() + certificate.head[static_cast<std::size_t>(row)] * dim()
-                            : aux + (row - certificate.retained) * dim();
+                            ? heads_of_query.q.data() + certificate.head[static_cast<std::size_t>(row)] * dim()
+                            : scratch_.aux_rows + (row - certificate.retained) * dim();
     float* to = packed + row / kRowGroup * kRowGroup * dim() + row % kRowGroup;
     for (int i = 0; i < dim(); ++i) to[i * kRowGroup] = from[i];
+  }
+}
+
+void CpuGroup::pack_integer_rows(const QueryState& query) {
+  auto* packed = reinterpret_cast<std::uint32_t*>(bound_rows_of(query));
+  std::int32_t* offset = row_offsets_of(query);
+  const int words = dim() / 4;
+  const int padded = round_up_to(query.integer.rows, kRowGroup);
+  for (int row = 0; row < padded; ++row) {
+    const std::int8_t* from = scratch_.integer_rows + row * dim();
+    std::uint32_t* to = packed + row / kRowGroup * kRowGroup * words + row % kRowGroup;
+    const bool real = row < query.integer.rows;
+    std::int32_t sum = 0;
+    for (int word = 0; word < words; ++word) {
+      std::uint32_t four = 0;
+      if (real) std::memcpy(&four, from + 4 * word, 4);
+      to[word * kRowGroup] = four;
+    }
+    for (int i = 0; real && i < dim(); ++i) sum += from[i];
+    offset[row] = -128 * sum;  // the kernel's keys are k8 + 128
   }
 }
 

@@ -27,19 +27,21 @@ Scratch::Scratch(Carver& carver, const ScratchSizes& sizes) {
   // The rest serves screening.
   const std::int64_t screened = sizes.panel_keys == 0 ? 0 : 1;
   const std::int64_t sampled = sizes.panel_keys;
-  q_rows = carver.take<float>(screened * tile * heads * dim);
-  gram = carver.take<float>(screened * tile * heads * heads);
   bound_rows = carver.take<float>(screened * tile * kMaxBoundRows * dim);
   row_offsets = carver.take<std::int32_t>(screened * tile * kMaxBoundRows);
   witnesses = carver.take<std::int32_t>(screened * tile * sizes.witness_capacity);
   winners = carver.take<std::int32_t>(screened * sizes.winner_capacity);
+  q_rows = carver.take<float>(screened * tile * heads * dim);
+  gram = carver.take<float>(screened * tile * heads * heads);
   dots = carver.take<float>(tile * heads * sampled);
-  panel_scores = carver.take<float>(tile * sampled);
-  panel_alpha = carver.take<float>(sampled);
-  panel_rho = carver.take<float>(sampled);
-  panel_u = carver.take<float>(sampled);
   focus = carver.take<std::int32_t>(tile * sampled);
   panel_ids = carver.take<std::int32_t>(sampled);
+  panel_alpha = carver.take<float>(sampled);
+  panel_rho = carver.take<float>(sampled);
+  panel_rho_e = carver.take<float>(sampled);
+  panel_u = carver.take<float>(sampled);
+  aux_rows = carver.take<float>(screened * kMaxAggregates * dim);
+  integer_rows = carver.take<std::int8_t>(screened * kMaxBoundRows * dim);
 }
 
 VisibleRange visible_range(const Problem& problem, std::int64_t row, std::int64_t nk, bool* clamped) {

@@ -11,7 +11,6 @@
 #include "backend/cpu/keys.hpp"
 #include "backend/cpu/kernels.hpp"
 #include "base/carve.hpp"
-#include "certificate/certificate.hpp"
 #include "certificate/choose.hpp"
 #include "seed/seed.hpp"
 #include "select/records.hpp"
@@ -39,9 +38,7 @@ struct Scratch {
   std::uint32_t* integer_panel;  // [dim/4][48]
   std::uint8_t* key_copies;    // [48][dim] of keys whose components are not adjacent
   float* q;                    // [tile][heads/4][dim][4]
-  float* q_rows;               // [tile][heads][dim]
   float* w;                    // [tile][heads]
-  float* gram;                 // [tile][heads][heads]
   float* bounds;               // [tile][slice]: bounds, or scores of the dense method
   float* bound_rows;           // [tile][kMaxBoundRows][dim], packed in groups of four; integers where they are screened
   std::int32_t* row_offsets;   // [tile][kMaxBoundRows]
@@ -51,13 +48,17 @@ struct Scratch {
   Record* records;             // [tile][capacity]
   std::int32_t* witnesses;     // [tile][witness_capacity]
   std::int32_t* winners;       // [winner_capacity]
+  float* q_rows;               // [tile][heads][dim]
+  float* gram;                 // [tile][heads][heads]
   float* dots;                 // [tile][heads][panel_keys]
-  float* panel_scores;         // [tile][panel_keys]
-  float* panel_alpha;          // [panel_keys]
-  float* panel_rho;            // [panel_keys]
-  float* panel_u;              // [panel_keys]
   std::int32_t* focus;         // [tile][panel_keys]
   std::int32_t* panel_ids;     // [panel_keys]
+  float* panel_alpha;          // [panel_keys]
+  float* panel_rho;            // [panel_keys]
+  float* panel_rho_e;          // [panel_keys]
+  float* panel_u;              // [panel_keys]
+  float* aux_rows;             // [kMaxAggregates][dim]
+  std::int8_t* integer_rows;   // [kMaxBoundRows][dim]
 };
 
 struct QueryState {
@@ -67,7 +68,7 @@ struct QueryState {
   Path path = Path::full;
   RecordBuffer records;
   Certificate certificate;
-  float panel_tau = 0;  // score at rank K of N, as the panel shows it
+  IntegerCertificate integer;  // of the certificate, where rows are integers
   std::int64_t witnesses = 0;
   RowReport report;
 };
@@ -82,7 +83,7 @@ struct GroupContext {
   KeySummaries summaries;
   SeedPolicy seeds;
   ScratchSizes sizes;
-  WorkPrices prices;
+  PriceList prices;
   std::span<RowReport> reports;
   Record* part_records = nullptr;        // [nq][parts][K]; null unless threads split keys
   std::int32_t* part_counts = nullptr;   // [nq][parts]
@@ -119,8 +120,11 @@ class CpuGroup final : public QueryGroup {
   [[nodiscard]] const float* packed_q(const QueryState& query) const noexcept {
     return scratch_.q + index_of(query) * round_up_to(heads(), kRowGroup) * dim();
   }
-  [[nodiscard]] float* dots_of(const QueryState& query) const noexcept {
-    return scratch_.dots + index_of(query) * heads() * context_.sizes.panel_keys;
+  [[nodiscard]] float* bound_rows_of(const QueryState& query) const noexcept {
+    return scratch_.bound_rows + index_of(query) * kMaxBoundRows * dim();
+  }
+  [[nodiscard]] std::int32_t* row_offsets_of(const QueryState& query) const noexcept {
+    return scratch_.row_offsets + index_of(query) * kMaxBoundRows;
   }
   [[nodiscard]] std::span<std::uint32_t, kThresholdSample> threshold_sample() const noexcept {
     return std::span<std::uint32_t, kThresholdSample>(scratch_.sample, kThresholdSample);
@@ -154,11 +158,13 @@ class CpuGroup final : public QueryGroup {
   void take_scores(QueryState& query, const float* scores, VisibleRange range);
 
   // certify.cpp
-  void sample_panel(VisibleRange common);
-  void measure(QueryState& query);
-  [[nodiscard]] PanelQuery panel_query(const QueryState& query) const;
-  [[nodiscard]] PredictedWork choose(CertificateChoice& choice);
-  void build(QueryState& query, const CertificateChoice& choice);
+  void sample_keys(VisibleRange common);
+  [[nodiscard]] SampledQuery sample_query(QueryState& query);
+  [[nodiscard]] QueryHeads load_heads(const QueryState& query);
+  [[nodiscard]] PredictionScratch prediction_scratch() const noexcept;
+  void build(QueryState& query, const SampledQuery& sample);
+  void pack_rows(const QueryState& query, const QueryHeads& heads_of_query);
+  void pack_integer_rows(const QueryState& query);
 
   // refine.cpp
   void bound_panel(const QueryState& query, std::int64_t first, float* bounds) const;
@@ -180,7 +186,7 @@ class CpuGroup final : public QueryGroup {
   int part_ = 0;
   VisibleRange slice_;
   bool sliced_ = false;  // slice_ is one of this group's
-  ScreenPrecision precision_ = ScreenPrecision::f32;
+  CertificatePlan plan_{{Form::extended, 15, 1}, ScreenPrecision::i8};  // of the last group: where the next choice starts
   int panel_keys_ = 0;
   std::int64_t winners_ = 0;
 };

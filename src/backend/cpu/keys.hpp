@@ -21,6 +21,13 @@ struct KeySource {
   /// takes the rows whose components are not adjacent.
   void load(std::span<const std::int32_t> ids, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
   void load(std::int64_t first, std::int64_t end, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
+  /// Starts bringing the rows of `ids` into the cache.
+  void prefetch(std::span<const std::int32_t> ids) const noexcept {
+    for (const std::int32_t id : ids) {
+      __builtin_prefetch(k.at<std::uint8_t>(id));
+      __builtin_prefetch(k.at<std::uint8_t>(id, dim - 1));
+    }
+  }
 
  private:
   const std::uint8_t* row(std::int64_t key, std::uint8_t* copy) const noexcept;

@@ -7,10 +7,15 @@
 #include "backend/cpu/timer.hpp"
 
 namespace dosa::cpu {
+namespace {
+
+constexpr int kRefineChunk = 10 * kPanelKeys;
+
+}  // namespace
 
 void CpuGroup::screen() {
   ScopedTimer timer(stats_.seconds_screen);
-  const bool integer = precision_ == ScreenPrecision::i8;
+  const bool integer = plan_.precision == ScreenPrecision::i8;
   visit_panels(
       slice_, [](const QueryState& query) { return query.path == Path::dosa; },
       [&](std::int64_t, const std::uint8_t* const* rows) {
@@ -24,13 +29,31 @@ void CpuGroup::screen() {
 }
 
 void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* bounds) const {
-  const float* rows = scratch_.bound_rows + index_of(query) * kMaxBoundRows * dim();
+  const float* alpha = context_.summaries.alpha + first;
+  const float* rho = context_.summaries.rho + first;
+  if (plan_.precision == ScreenPrecision::i8) {
+    const IntegerCertificate& certificate = query.integer;
+    context_.kernels.bound_panel_i8({.panel = scratch_.integer_panel,
+                                     .row_data = reinterpret_cast<const std::uint32_t*>(bound_rows_of(query)),
+                                     .offset = row_offsets_of(query),
+                                     .weight = certificate.weight.data(),
+                                     .alpha = alpha,
+                                     .rho = rho,
+                                     .rho_e = context_.summaries.rho_e + first,
+                                     .dim = dim(),
+                                     .rows = certificate.rows,
+                                     .linear_rows = certificate.linear_rows,
+                                     .c = certificate.c,
+                                     .c_e = certificate.c_e},
+                                    bounds);
+    return;
+  }
   const Certificate& certificate = query.certificate;
   context_.kernels.bound_panel({.panel = scratch_.panel,
-                                .row_data = rows,
+                                .row_data = bound_rows_of(query),
                                 .weight = certificate.weight.data(),
-                                .alpha = context_.summaries.alpha + first,
-                                .rho = context_.summaries.rho + first,
+                                .alpha = alpha,
+                                .rho = rho,
                                 .dim = dim(),
                                 .rows = certificate.rows,
                                 .linear_rows = certificate.linear_rows,
@@ -96,16 +119,15 @@ void CpuGroup::refine_positions(QueryState& query, const float* bounds, std::int
   }
   sorter_(ordered, static_cast<std::size_t>(count), hwy::SortAscending());
 
-  // tau rises after every so many new records; compaction costs about as much as scoring a tenth of them.
-  const std::int32_t step = std::max(kPanelKeys, query.records.k() / 4);
-  std::int32_t ids[kPanelKeys];
+  // In chunks, tau rising in between. Compacting costs about as much as scoring a tenth of a chunk.
+  std::int32_t ids[kRefineChunk];
   std::int64_t done = 0;
   while (done < count && !(score_of(ordered[done]) < query.records.tau())) {
-    const std::int64_t batch = std::min<std::int64_t>(kPanelKeys, count - done);
-    for (std::int64_t i = 0; i < batch; ++i) ids[i] = static_cast<std::int32_t>(first + id_of(ordered[done + i]));
-    score_keys(query, {ids, static_cast<std::size_t>(batch)});
-    done += batch;
-    if (query.records.size() >= query.records.k() + step) query.records.compact();
+    const std::int64_t chunk = std::min<std::int64_t>(kRefineChunk, count - done);
+    for (std::int64_t i = 0; i < chunk; ++i) ids[i] = static_cast<std::int32_t>(first + id_of(ordered[done + i]));
+    score_keys(query, {ids, static_cast<std::size_t>(chunk)});
+    done += chunk;
+    if (query.records.size() > query.records.k()) query.records.compact();
   }
   stats_.refined += done;
   query.report.refined += done;

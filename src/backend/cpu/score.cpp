@@ -1,5 +1,6 @@
 // The one scorer, and full scoring with it. Dense, seed and refine all come here, so their bits cannot differ.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "backend/cpu/group.hpp"
@@ -26,6 +27,8 @@ void CpuGroup::score_keys(QueryState& query, std::span<const std::int32_t> ids) 
   float scores[kPanelKeys];
   for (std::size_t at = 0; at < ids.size(); at += kPanelKeys) {
     const auto batch = ids.subspan(at, std::min<std::size_t>(kPanelKeys, ids.size() - at));
+    const std::size_t next = at + batch.size();
+    context_.keys.prefetch(ids.subspan(next, std::min<std::size_t>(kPanelKeys, ids.size() - next)));
     context_.keys.load(batch, scratch_.key_copies, rows);
     for (std::size_t i = 0; i < batch.size(); ++i) scale[i] = context_.keys.scale(batch[i]);
     pack_panel(rows);
@@ -81,6 +84,9 @@ void CpuGroup::take_scores(QueryState& query, const float* scores, VisibleRange 
     const float guess = guess_threshold(scores, range.size(), want, threshold_sample());
     count = context_.kernels.collect_at_least(scores, range.size(), guess, scratch_.positions);
     if (want >= range.size()) break;
+    // A NaN is collected with every guess, but proves nothing.
+    const auto is_nan = [&](std::int32_t at) { return std::isnan(scores[at]); };
+    if (count - std::count_if(scratch_.positions, scratch_.positions + count, is_nan) < k) count = -1;
   }
   if (count < 0) count = context_.kernels.collect_at_least(scores, range.size(), low, scratch_.positions);
   for (std::int64_t i = 0; i < count; ++i) {
