@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -281,6 +282,11 @@ struct CommandLine {
 
 int run(int argc, char** argv) {
   CommandLine line;
+  const auto is_asked_for = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && std::as_const(line.app).get_subcommands(is_asked_for).empty()) {
+    print_error(std::string("there is no verb '") + argv[1] + "'; see dosa --help");
+    return kBadInput;
+  }
   try {
     line.app.parse(argc, argv);
   } catch (const CLI::Success& help) {

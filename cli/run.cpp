@@ -123,7 +123,9 @@ std::vector<std::string> describe_paths(const PathCounts& path) {
 
 double rejected_share(const Stats& stats) noexcept { return share(stats.screened - stats.survivors, stats.visible); }
 
-double scored_share(const Stats& stats) noexcept { return share(stats.seeds + stats.refined, stats.visible); }
+double scored_share(const Stats& stats) noexcept {
+  return share(stats.seeds + stats.refined + stats.full, stats.visible);
+}
 
 JsonObject json_of(const ProblemShape& shape) {
   JsonObject json;
@@ -156,6 +158,7 @@ JsonObject json_of(const Stats& stats) {
       .add("screened", stats.screened)
       .add("survivors", stats.survivors)
       .add("refined", stats.refined)
+      .add("full", stats.full)
       .add("exempt", stats.exempt)
       .add("bound_rows", stats.bound_rows)
       .add("compactions", stats.compactions)

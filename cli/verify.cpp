@@ -165,60 +165,78 @@ JsonObject json_of(const Verdict& verdict) {
   return json;
 }
 
-JsonObject start_line(const std::string& trace, const Problem& problem, const VerifyArgs& args, std::int64_t rows) {
+/// What was found in one case, in words and in fields for its JSON line.
+struct CaseReport {
+  std::vector<Verdict> verdicts;
+  std::string note;
+  JsonObject fields;
+
+  [[nodiscard]] bool equal() const {
+    return std::ranges::all_of(verdicts, [](const Verdict& verdict) { return verdict.difference.empty(); });
+  }
+};
+
+Result<CaseReport> check_cpu(const Problem& problem, const VerifyArgs& args) {
+  auto verdicts = verify_methods(problem, args);
+  if (!verdicts) return tl::unexpected(verdicts.error());
+  return CaseReport{std::move(*verdicts), "", {}};
+}
+
+Result<CaseReport> check_sm90(const Problem& problem, const VerifyArgs& args) {
+  // Nothing is run, but the shape must be one that could be.
+  if (auto runner = Runner::create(problem, args.options); !runner) return tl::unexpected(runner.error());
+  const Sm90Verdict sm90 = verify_sm90(problem, args);
+  CaseReport report{{sm90.verdict},
+                    fmt::format("{} of {} winners, in {} of {} rows, are not the cpu reference's: the two score "
+                                "differently by design",
+                                sm90.other_winners, sm90.winners, sm90.rows_that_differ, sm90.rows),
+                    {}};
+  report.fields.add("winners", sm90.winners)
+      .add("not_cpu_winners", sm90.other_winners)
+      .add("rows_unlike_cpu", sm90.rows_that_differ);
+  return report;
+}
+
+void print_text(const std::string& trace, const Problem& problem, std::size_t rows, const CaseReport& report) {
+  fmt::print("{}: {}; {} rows against the oracle\n", case_name(trace), describe(shape_of(problem)), rows);
+  for (const Verdict& verdict : report.verdicts) {
+    if (verdict.difference.empty()) {
+      fmt::print("  {:5}  equal, ids and score bits\n", verdict.method);
+    } else {
+      fmt::print("  {:5}  DIFFERS in row {}, {}\n", verdict.method, verdict.row, verdict.difference);
+    }
+  }
+  if (!report.note.empty()) fmt::print("  {}\n", report.note);
+}
+
+void print_json(const std::string& trace, const Problem& problem, const VerifyArgs& args, std::size_t rows,
+                const CaseReport& report) {
+  std::vector<JsonObject> methods;
+  for (const Verdict& verdict : report.verdicts) methods.push_back(json_of(verdict));
   JsonObject line("verify");
   line.add("case", case_name(trace))
       .add("trace", trace)
       .add("shape", cli::json_of(shape_of(problem)))
       .add("reference", name_in(kReferences, args.reference))
-      .add("rows", rows);
-  return line;
-}
-
-void print_verdict(const Verdict& verdict) {
-  if (verdict.difference.empty()) {
-    fmt::print("  {:5}  equal, ids and score bits\n", verdict.method);
-  } else {
-    fmt::print("  {:5}  DIFFERS in row {}, {}\n", verdict.method, verdict.row, verdict.difference);
-  }
+      .add("rows", static_cast<std::int64_t>(rows))
+      .add("methods", std::span<const JsonObject>(methods))
+      .add("equal", report.equal());
+  if (args.reference == ReferenceScorer::sm90) line.add("sm90", report.fields);
+  fmt::print("{}\n", line.line());
 }
 
 /// Prints one case; true if everything was equal.
 Result<bool> verify_case(const std::string& trace, const Problem& problem, const VerifyArgs& args) {
-  const auto rows = static_cast<std::int64_t>(spread_rows(problem.q.shape[0], args.rows).size());
-  if (!args.json) {
-    fmt::print("{}: {}; {} rows against the oracle\n", case_name(trace), describe(shape_of(problem)), rows);
-  }
-  JsonObject line = start_line(trace, problem, args, rows);
-  std::vector<Verdict> verdicts;
-  if (args.reference == ReferenceScorer::cpu) {
-    auto verified = verify_methods(problem, args);
-    if (!verified) return tl::unexpected(verified.error());
-    verdicts = std::move(*verified);
-  } else {
-    // Nothing is run, but the shape must be one that could be.
-    if (auto runner = Runner::create(problem, args.options); !runner) return tl::unexpected(runner.error());
-    const Sm90Verdict sm90 = verify_sm90(problem, args);
-    verdicts = {sm90.verdict};
-    line.add("winners", sm90.winners)
-        .add("not_cpu_winners", sm90.other_winners)
-        .add("rows_unlike_cpu", sm90.rows_that_differ);
-    if (!args.json) {
-      fmt::print(
-          "  {} of {} winners, in {} of {} rows, are not the cpu reference's; the two score differently by design\n",
-          sm90.other_winners, sm90.winners, sm90.rows_that_differ, sm90.rows);
-    }
-  }
-  const bool equal = std::ranges::all_of(verdicts, [](const Verdict& v) { return v.difference.empty(); });
+  auto report = args.reference == ReferenceScorer::cpu ? check_cpu(problem, args) : check_sm90(problem, args);
+  if (!report) return tl::unexpected(report.error());
+  const std::size_t rows = spread_rows(problem.q.shape[0], args.rows).size();
   if (args.json) {
-    std::vector<JsonObject> methods;
-    std::ranges::transform(verdicts, std::back_inserter(methods), [](const Verdict& v) { return json_of(v); });
-    fmt::print("{}\n", line.add("methods", std::span<const JsonObject>(methods)).add("equal", equal).line());
+    print_json(trace, problem, args, rows, *report);
   } else {
-    std::ranges::for_each(verdicts, print_verdict);
+    print_text(trace, problem, rows, *report);
   }
   std::fflush(stdout);
-  return equal;
+  return report->equal();
 }
 
 }  // namespace

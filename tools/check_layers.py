@@ -24,6 +24,15 @@ EXCEPTIONS = {
 QUOTED = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 
 
+def ours(source: str, header: str) -> str | None:
+    """`header` relative to src/ (or cli/), or None if it is a third party's."""
+    for base in (ROOT / "src", ROOT / "cli", ROOT / "include", (ROOT / source).parent):
+        if (base / header).exists():
+            path = (base / header).relative_to(ROOT)
+            return path.relative_to("src").as_posix() if path.parts[0] == "src" else header
+    return None
+
+
 def layer_of(path: str) -> str:
     """Layer of a path relative to src/ ("screen/screen.hpp" -> "screen")."""
     head, _, tail = path.partition("/")
@@ -31,7 +40,7 @@ def layer_of(path: str) -> str:
 
 
 def allowed(source: str, header: str) -> bool:
-    """May `source` (relative to the repository) include `header` (as written)?"""
+    """May `source` (relative to the repository) include `header` (relative to src/, or to cli/)?"""
     if (source, header) in EXCEPTIONS or header.startswith("dosa/"):
         return True
     if source.startswith("include/"):
@@ -59,8 +68,9 @@ def main() -> int:
             source = path.relative_to(ROOT).as_posix()
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 match = QUOTED.match(line)
-                if match and not allowed(source, match[1]):
-                    print(f"{source}:{number}: may not include {match[1]}")
+                header = ours(source, match[1]) if match else None
+                if header and not allowed(source, header):
+                    print(f"{source}:{number}: may not include {header}")
                     offences += 1
     return 1 if offences else 0
 

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""cli_test.py DOSA TRACES: runs the program and checks stdout, stderr and exit codes."""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+DOSA, TRACES = sys.argv[1], pathlib.Path(sys.argv[2])
+DEMO = TRACES / "demo-h64.safetensors"
+OK, DIFFERENCE, BAD_INPUT, UNSUPPORTED = 0, 1, 2, 3
+
+
+def read_safetensors(path):
+    """name -> (dtype, shape, list of numbers)."""
+    data = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    codes = {"I32": "i", "F32": "f", "F8_E4M3": "B"}
+    result = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        raw = data[8 + length :][begin:end]
+        result[name] = entry["dtype"], entry["shape"], [v for (v,) in struct.iter_unpack("<" + codes[entry["dtype"]], raw)]
+    return result
+
+
+class Program(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.directory.name, name)
+
+    def run_dosa(self, *arguments, code=OK):
+        done = subprocess.run([DOSA, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}{done.stderr}")
+        if code == OK:
+            self.assertEqual(done.stderr, "")  # no terminal, hence no progress
+        return done.stdout
+
+    def error_of(self, *arguments, code=BAD_INPUT):
+        done = subprocess.run([DOSA, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}{done.stderr}")
+        self.assertEqual(done.stdout, "")
+        self.assertRegex(done.stderr, r"\Adosa: [^\n]+\n\Z")
+        return done.stderr
+
+    def synth_scores(self, scores, name="scores.safetensors"):
+        path = self.path(name)
+        pathlib.Path(self.path("scores.txt")).write_text("\n".join(map(str, scores)))
+        self.run_dosa("synth", "scores", "--file", self.path("scores.txt"), "--out", path)
+        return path
+
+    # select
+
+    def test_select_writes_the_best_keys(self):
+        trace = self.synth_scores([3, 1, "nan", "-inf", 1, -2])
+        self.assertEqual(self.run_dosa("select", trace, "--topk", 7, "--out", self.path("o")), "")
+        out = read_safetensors(self.path("o"))
+        self.assertEqual(out["ids"], ("I32", [1, 7], [0, 1, 4, 5, 3, 2, -1]))
+        dtype, shape, scores = out["scores"]
+        self.assertEqual((dtype, shape, scores[:5]), ("F32", [1, 7], [3, 1, 1, -2, float("-inf")]))
+        self.assertNotEqual(scores[5], scores[5])
+        self.assertEqual(scores[6], float("-inf"))
+
+    def test_select_arranges_ids(self):
+        trace = self.synth_scores([0.5, 3, 1])
+        self.run_dosa("select", trace, "--topk", 2, "--order", "ascending", "--ids", "relative", "--out", self.path("o"))
+        self.assertEqual(read_safetensors(self.path("o"))["ids"][2], [1, 2])
+
+    def test_select_summarises(self):
+        text = self.run_dosa("select", DEMO)
+        for part in ("64 queries x 64 heads, 16384 keys, topk 2048", "rejected", "time", "64 rows"):
+            self.assertIn(part, text)
+
+    def test_select_json_is_one_versioned_line(self):
+        text = self.run_dosa("select", DEMO, "--topk", 256, "--json", "--method", "dense", "--threads", 1)
+        self.assertEqual(text.count("\n"), 1)
+        line = json.loads(text)
+        self.assertEqual((line["dosa"], line["kind"], line["method"], line["threads"]), (1, "select", "dense", 1))
+        self.assertEqual(line["stats"]["path"]["full"], 64)
+
+    def test_select_checks_itself(self):
+        self.run_dosa("select", DEMO, "--verify-rows", 2)
+
+    def test_select_writes_to_a_pipe(self):
+        done = subprocess.run(f"'{DOSA}' select '{DEMO}' --out /dev/stdout | wc -c", shell=True, capture_output=True, text=True)
+        self.assertGreater(int(done.stdout), 64 * 2048 * 8)
+
+    # verify
+
+    def test_verify_every_adversarial_input(self):
+        text = self.run_dosa("synth", "adversarial", "--help")
+        names = [line.split()[0] for line in text[text.index("Names:") :].splitlines()[1:]]
+        self.assertGreater(len(names), 15)
+        for name in names:
+            with self.subTest(name=name):
+                trace = self.path(name)
+                self.run_dosa("synth", "adversarial", name, "--out", trace, "--queries", 10)
+                for line in self.run_dosa("verify", trace, "--topk", "1,300,2048", "--json").splitlines():
+                    self.assertTrue(json.loads(line)["equal"])
+
+    def test_verify_demo(self):
+        text = self.run_dosa("verify", DEMO, "--topk", "2048,256", "--rows", 4)
+        self.assertEqual(text.count("equal, ids and score bits"), 8)
+
+    def test_verify_sm90_reference(self):
+        line = json.loads(self.run_dosa("verify", DEMO, "--rows", 2, "--reference", "sm90", "--json"))
+        self.assertEqual((line["equal"], line["sm90"]["winners"], line["rows"]), (True, 4096, 2))
+
+    # bench
+
+    def test_bench_proves_equality(self):
+        line = json.loads(self.run_dosa("bench", DEMO, "--repeats", 2, "--queries", 8, "--json", "--commit", "abc"))
+        self.assertEqual((line["equal"], line["commit"], line["shape"]["nq"]), (True, "abc", 8))
+        self.assertEqual([m["method"] for m in line["methods"]], ["dense", "fused", "dosa", "auto"])
+        self.assertEqual(line["methods"][0]["speedup_over_dense"], 1)
+        self.assertEqual(len(line["methods"][0]["seconds"]), 2)
+
+    def test_bench_prints_a_table(self):
+        text = self.run_dosa("bench", DEMO, "--repeats", 1, "--queries", 4, "--methods", "dosa,dense", "--topk", "16,2048")
+        self.assertEqual(text.count("ids and score bits are equal on every row"), 2)
+
+    # synth
+
+    def test_synth_random_is_repeatable(self):
+        arguments = ["synth", "random", "--heads", 16, "--keys", 5000, "--queries", 3, "--dim", 64, "--positive", 0.25]
+        for name in ("a", "b"):
+            self.run_dosa(*arguments, "--out", self.path(name))
+        self.assertEqual(pathlib.Path(self.path("a")).read_bytes(), pathlib.Path(self.path("b")).read_bytes())
+        weights = read_safetensors(self.path("a"))["w"][2]
+        self.assertEqual(sum(w > 0 for w in weights), 3 * 4)
+        self.run_dosa("verify", self.path("a"), "--topk", 100)
+
+    def test_synth_extend_keeps_the_trace(self):
+        self.run_dosa("synth", "random", "--keys", 300, "--queries", 2, "--heads", 8, "--out", self.path("a"))
+        self.run_dosa("synth", "extend", self.path("a"), "--keys", 1000, "--out", self.path("b"))
+        a, b = read_safetensors(self.path("a")), read_safetensors(self.path("b"))
+        self.assertEqual(b["k"][1], [1000, 128])
+        self.assertEqual(b["k"][2][700 * 128 :], a["k"][2])
+        self.assertEqual(b["q"], a["q"])
+        self.assertEqual(b["ke"][2], [ke + 700 for ke in a["ke"][2]])
+        self.run_dosa("verify", self.path("b"), "--topk", 100)
+
+    # info and help
+
+    def test_info_lists_implementations(self):
+        line = json.loads(self.run_dosa("info", "--json"))
+        self.assertEqual(line["cpu_implementations"][-1], "scalar")
+        self.assertEqual([b["name"] for b in line["backends"]], ["cpu", "cuda"])
+        for name in line["cpu_implementations"]:
+            self.assertIn(name, self.run_dosa("info"))
+            self.run_dosa("select", self.synth_scores(range(100)), "--topk", 5, "--implementation", name)
+
+    def test_help_teaches(self):
+        for verb in ("select", "verify", "bench", "synth"):
+            self.assertIn("Examples:", self.run_dosa(verb, "--help"))
+        self.assertIn("Exit codes", self.run_dosa("--help"))
+        self.assertRegex(self.run_dosa("--version"), r"^dosa \d+\.\d+\.\d+$")
+
+    # Bad input
+
+    def test_usage_errors(self):
+        for arguments, part in [
+            ([], "subcommand"),
+            (["frobnicate"], "frobnicate"),
+            (["select"], "trace"),
+            (["select", DEMO, "--method", "magic"], "magic"),
+            (["select", DEMO, "--topk", "many"], "many"),
+            (["select", DEMO, "--topk", 0], "0"),
+            (["select", DEMO, "--topk", 4097], "4097"),
+            (["select", DEMO, "--threads", -1], "-1"),
+            (["select", DEMO, "--row-budget", -3], "-3"),
+            (["select", DEMO, "--memory-budget", 1], "1"),
+            (["select", DEMO, "--nonsense"], "--nonsense"),
+            (["bench", DEMO, "--methods", "dense,magic"], "magic"),
+            (["bench", DEMO, "--repeats", 0], "0"),
+            (["verify", DEMO, "--reference", "tpu"], "tpu"),
+            (["verify", DEMO, "--topk", 0, "--reference", "sm90"], "0"),
+            (["synth", "scores", "1,two,3", "--out", self.path("x")], "two"),
+            (["synth", "adversarial", "nobody", "--out", self.path("x")], "nobody"),
+            (["synth", "random", "--heads", 129, "--out", self.path("x")], "129"),
+            (["synth", "random", "--keys", 3, "--queries", 5, "--out", self.path("x")], "5"),
+            (["synth", "extend", DEMO, "--keys", 5, "--out", self.path("x")], "5"),
+            (["synth", "extend", DEMO, "--keys", 20000], "--out"),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.assertIn(part, self.error_of(*arguments))
+
+    def test_unsupported(self):
+        self.assertIn("cuda", self.error_of("select", DEMO, "--backend", "cuda", code=UNSUPPORTED))
+        self.assertIn("magic", self.error_of("select", DEMO, "--implementation", "magic", code=UNSUPPORTED))
+
+    def test_bad_files(self):
+        whole = DEMO.read_bytes()
+        bad = {
+            "empty": b"",
+            "short": whole[:1000],
+            "truncated": whole[:-1],
+            "longer": whole + b"x",
+            "text": b"This is not a trace at all, only text.",
+            "huge-header": struct.pack("<Q", 1 << 60) + whole[8:],
+            "dtype": whole.replace(b'"k_scale": {"dtype": "F32"', b'"k_scale": {"dtype": "I32"'),
+        }
+        for name, data in bad.items():
+            with self.subTest(name=name):
+                pathlib.Path(self.path(name)).write_bytes(data)
+                self.assertIn(name, self.error_of("select", self.path(name)))
+        self.error_of("select", self.path("missing"))
+        self.error_of("select", self.directory.name)
+        self.error_of("verify", self.path("missing"))
+        self.error_of("select", DEMO, "--out", self.path("no/such/directory"))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
