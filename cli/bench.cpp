@@ -119,11 +119,12 @@ void print_table(const std::vector<Contender>& contenders) {
                100 * scored_share(stats));
   }
   for (const Contender& c : contenders) {
+    if (c.method == Method::dense || c.method == Method::fused) continue;  // they have one path only
     for (const std::string& line : describe_paths(c.runner.stats().path)) {
-      fmt::print("  {:6} {}\n", name_in(kMethods, c.method), line);
+      fmt::print("  {}: {}\n", name_in(kMethods, c.method), line);
     }
   }
-  fmt::print("  ids and score bits are equal on every row\n");
+  fmt::print("  ids and score bits of all methods are equal on every row ({})\n", contenders.front().runner.rows().nq);
 }
 
 JsonObject json_of(const Contender& contender, double dense) {
