@@ -154,7 +154,7 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
   const auto up = [&](double x) { return scale > 0 ? round_up(x) : static_cast<float>(x); };
   out.c = up((certificate.c + (per_row_error + dots + floor) * root) / start * widen);
   out.c_e = up((per_row_error + per_key_error) * root / start * widen);
-  if (certificate.rows == 0) out.c = certificate.c;
+  if (certificate.c == 0) out.c = out.c_e = 0;  // no active head
 
   bool finite = std::isfinite(out.c) && std::isfinite(out.c_e);
   for (int j = 0; j < out.rows; ++j) {

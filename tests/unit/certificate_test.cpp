@@ -324,6 +324,206 @@ TEST(Certificate, AllowancesOfOmittedHeadsAreAsDerived) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------- constants, term by term
+
+// certificate.md once more, from explicit vectors in f64 instead of the gram matrix: every allowance must be there, and
+// nothing else. Random data seldom comes near the worst case of a rounding, so a missing term would go unseen elsewhere.
+struct Expected {
+  std::vector<double> weight;  // before rounding up
+  double c = 0, tolerance = 0;
+  double integer_c = 0, integer_c_e = 0;
+
+  using Vector = std::vector<double>;
+
+  static double dot(const Vector& a, const Vector& b) {
+    double sum = 0;
+    for (std::size_t d = 0; d < a.size(); ++d) sum += a[d] * b[d];
+    return sum;
+  }
+  static void add(Vector& to, double factor, const Vector& from) {
+    for (std::size_t d = 0; d < to.size(); ++d) to[d] += factor * from[d];
+  }
+  static double gamma(int n) { return n * 0x1p-24 / (1 - n * 0x1p-24); }
+
+  // (3) and (4): half = 1/2 sum u + z.
+  static double absolute_root(const std::vector<Vector>& u) {
+    double sum = 0;
+    for (const Vector& a : u) {
+      for (const Vector& b : u) sum += std::abs(dot(a, b));
+    }
+    return std::sqrt(sum);
+  }
+
+  Expected(const Sample& s, const Built& built, double gram_error) {
+    const Certificate& c_ = built.certificate;
+    const bool linear = c_.form != Form::base;
+    const auto norm = [](const Vector& v) { return std::sqrt(dot(v, v)); };
+    std::vector<Vector> q(s.heads);
+    int active = 0;
+    std::vector<bool> retained(s.heads, false);
+    for (int h = 0; h < s.heads; ++h) {
+      q[h].assign(s.q.begin() + h * s.dim, s.q.begin() + (h + 1) * s.dim);
+      active += s.w[h] != 0.0F ? 1 : 0;
+    }
+    std::vector<double> v(s.heads, 0.0);
+    const double g = gamma(active), e = gamma(s.dim - 1);
+    for (int j = 0; j < c_.retained; ++j) {
+      const int h = c_.head[j];
+      retained[h] = true;
+      v[h] = s.w[h] * (s.w[h] > 0 ? 1 + g : 1 - g);
+    }
+    std::vector<Vector> u;
+    Vector half(s.dim, 0.0), aux(s.dim, 0.0);
+    double total = 0, lost_dots = 0, leaned = 0;
+    for (int h = 0; h < s.heads; ++h) {
+      total += std::abs(static_cast<double>(s.w[h])) * norm(q[h]);
+      if (retained[h] || s.w[h] == 0.0F) continue;
+      if (s.w[h] > 0) {
+        int anchor = -1;
+        double best = 0;
+        for (int j = 0; j < c_.retained; ++j) {
+          const double share = dot(q[h], q[c_.head[j]]) / norm(q[c_.head[j]]);
+          if ((linear ? std::abs(share) : share) > best) best = linear ? std::abs(share) : share, anchor = c_.head[j];
+        }
+        const double w = s.w[h] * (1 + g);
+        const double beta = anchor < 0 ? 0 : dot(q[h], q[anchor]) / dot(q[anchor], q[anchor]);
+        Vector d = q[h];
+        lost_dots += w * e * norm(q[h]);
+        leaned += w * norm(q[h]);
+        add(aux, -0.5 * w, q[h]);
+        if (anchor >= 0) {
+          add(d, -beta, q[anchor]);
+          add(aux, 0.5 * w * std::abs(beta), q[anchor]);
+          v[anchor] += w * std::abs(beta);
+          lost_dots += w * std::abs(beta) * e * norm(q[anchor]);
+          leaned += w * std::abs(beta) * norm(q[anchor]);
+        }
+        for (double& x : d) x *= w;
+        u.push_back(d);
+        add(half, 0.5, d);
+      }
+    }
+    if (!linear) aux.assign(s.dim, 0.0);
+    for (int h = 0; h < s.heads; ++h) {  // members of the aggregate are the certificate's choice
+      if (retained[h] || s.w[h] >= 0 || c_.rows == c_.retained || c_.aux_share[0][h] == 0.0F) continue;
+      const double w = -static_cast<double>(s.w[h]) * (1 - g);
+      add(aux, w, q[h]);
+      lost_dots += w * e * norm(q[h]);
+    }
+    const double gram = (gram_error + 0x1p-38) * leaned * leaned;
+    const double root = absolute_root(u);
+    const double signed_norm = 2 * norm(half);
+    double constant = linear ? 0.5 * std::sqrt(root * root + gram)
+                             : 0.5 * (std::sqrt(root * root + gram) + std::sqrt(signed_norm * signed_norm + gram));
+    constant += lost_dots;
+    Vector stored(s.dim, 0.0);
+    if (c_.rows > c_.retained) {
+      stored.assign(built.aux.begin(), built.aux.begin() + s.dim);
+      Vector lost = aux;
+      add(lost, -1, stored);
+      constant += norm(lost) + norm(stored) * (gamma(s.dim) + (linear ? gamma(1) * (1 + gamma(s.dim)) : 0.0));
+    }
+    c = std::sqrt(static_cast<double>(s.dim)) * constant / (1 - gamma(c_.rows + 1));
+    tolerance = 1e-9 * std::sqrt(static_cast<double>(s.dim)) * total;
+    for (int j = 0; j < c_.retained; ++j) {
+      const double value = v[c_.head[j]];
+      weight.push_back(value >= 0 ? value / (1 - gamma(c_.rows - j)) : value / (1 + gamma(c_.rows - j)));
+    }
+    if (c_.rows > c_.retained) weight.push_back(linear ? -1.0 : -1 / (1 + gamma(1)));
+
+    // Section 6.
+    const IntegerCertificate& integer = built.integer;
+    const int relu_rows = c_.rows - c_.linear_rows;
+    std::vector<Vector> by_key, by_row;
+    Vector half_key(s.dim, 0.0), half_row(s.dim, 0.0), rest = stored;
+    double pair = 0, own_dots = 0;
+    for (int j = 0; j < integer.rows; ++j) {
+      Vector row(s.dim);
+      for (int d = 0; d < s.dim; ++d) row[d] = built.integer_rows[j * s.dim + d];
+      if (j >= relu_rows) {
+        const double step = -integer.weight[j] / 4;
+        add(rest, -step, row);
+        pair += step * norm(row);
+        continue;
+      }
+      Vector y = j < c_.retained ? q[c_.head[j]] : stored;
+      const double step = j < c_.retained ? 4 : std::exp2(std::round(std::log2(-integer.weight[j] / 4)));
+      Vector lost = y;
+      add(lost, -step, row);
+      for (int d = 0; d < s.dim; ++d) y[d] *= c_.weight[j], lost[d] *= c_.weight[j];
+      by_key.push_back(y), by_row.push_back(lost);
+      add(half_key, 0.5, y), add(half_row, 0.5, lost);
+      if (j < c_.retained) own_dots += std::abs(static_cast<double>(s.w[c_.head[j]])) * (1 + gamma(s.heads)) * e * norm(q[c_.head[j]]);
+    }
+    if (linear && c_.rows > c_.retained) add(half_key, -1, stored), add(half_row, -1, rest);
+    const double per_row = norm(half_row) + 0.5 * absolute_root(by_row) + gamma(integer.rows) * pair;
+    const double per_key = norm(half_key) + 0.5 * absolute_root(by_key);
+    const double unit = std::sqrt(static_cast<double>(s.dim)) / (1 - gamma(integer.rows + 2));
+    integer_c = c_.c / (1 - gamma(integer.rows + 2)) + unit * (per_row + own_dots);
+    integer_c_e = unit * (per_row + per_key);
+  }
+};
+
+TEST(Certificate, EveryAllowanceIsThere) {
+  for (const int heads : {3, 8, 32, 64}) {
+    for (const double gram_error : {0.0, gamma_n(128)}) {
+      // Small integers: the gram matrix is exact in f32, whatever error is declared.
+      Random random(70 + heads);
+      Bytes q(heads * 128), k(8 * 128);
+      for (auto& b : q) b = encode_e4m3(static_cast<float>(static_cast<int>(random() % 25) - 12));
+      for (auto& b : k) b = static_cast<std::uint8_t>(random() % 0x7F | (random() % 2) << 7);
+      std::vector<float> w(heads);
+      for (float& v : w) v = static_cast<float>(static_cast<int>(random() % 4096) - 2048) / 3000;
+      Sample s(q, w, k, 128);
+      s.gram_error = gram_error;
+      for (const Form form : {Form::base, Form::extended}) {
+        for (const int retained : {0, 1, 2, heads / 3, heads / 2}) {
+          const Built built(s, {form, retained, 1});
+          const Expected expected(s, built, gram_error);
+          const Certificate& c = built.certificate;
+          const auto where = ::testing::Message() << heads << " form " << static_cast<int>(form) << " r " << retained;
+          // Norms are taken from a gram matrix that may be off by gram_error.
+          const double wider = 2 * gram_error * gamma_n(128) * s.size() * std::sqrt(128.0);
+          EXPECT_GE(c.c, expected.c - expected.tolerance) << where;
+          EXPECT_LE(c.c, expected.c * (1 + 0x1p-22) + expected.tolerance + wider) << where;
+          ASSERT_EQ(static_cast<std::size_t>(c.rows), expected.weight.size()) << where;
+          for (int j = 0; j < c.rows; ++j) {
+            EXPECT_GE(c.weight[j], expected.weight[j] - 1e-14 * std::abs(expected.weight[j])) << where;
+            EXPECT_LE(c.weight[j], expected.weight[j] + 0x1p-22 * std::abs(expected.weight[j])) << where;
+          }
+          ASSERT_FALSE(built.integer.exempt);
+          EXPECT_GE(built.integer.c, expected.integer_c - expected.tolerance) << where;
+          EXPECT_LE(built.integer.c, expected.integer_c * (1 + 0x1p-22) + expected.tolerance) << where;
+          EXPECT_GE(built.integer.c_e, expected.integer_c_e - expected.tolerance) << where;
+          EXPECT_LE(built.integer.c_e, expected.integer_c_e * (1 + 0x1p-22) + expected.tolerance) << where;
+          for (int j = 0; j < c.retained; ++j) {
+            const double value = 16.0 * c.weight[j];
+            const double loss = gamma_n(built.integer.rows - j);
+            const double exact = value >= 0 ? value / (1 - loss) : value / (1 + loss);
+            EXPECT_GE(built.integer.weight[j], exact - 1e-14 * std::abs(exact));
+            EXPECT_LE(built.integer.weight[j], exact + 0x1p-22 * std::abs(exact));
+          }
+        }
+      }
+    }
+  }
+}
+
+// The reference keeps s unchanged while 127 omitted negative heads take away less than half an ulp each.
+TEST(Certificate, TheReferenceMayIgnoreManySmallHeads) {
+  const int heads = 128, dim = 128;
+  Bytes q(heads * dim, 0x00), k(dim, 0x00);
+  for (int h = 0; h < heads; ++h) q[h * dim] = 0x38;
+  k[0] = 0x38;
+  std::vector<float> w(heads, -0x1.8p-26F);  // half an ulp of 1 - 2^-24 is 2^-25
+  w[0] = std::nextafterf(1.0F, 0.0F);
+  Sample s(q, w, k, dim);
+  EXPECT_EQ(s.score[0], w[0]);
+  const Built sound(s, {Form::absolute, 1, 1});
+  EXPECT_GE(sound.bound(s, 0), s.score[0]);
+  EXPECT_LT(Built(s, {Form::absolute, 1, 1}, Allowances{0}).bound(s, 0), s.score[0]);
+}
+
 // -------------------------------------------------------------------------------------------------------------- mutation
 
 // With every omitted negative head on, the linear form equals the score but for rounding, which goes either way.
