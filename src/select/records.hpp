@@ -53,6 +53,9 @@ class RecordBuffer {
   [[nodiscard]] std::int64_t compactions() const noexcept { return compactions_; }
   [[nodiscard]] std::span<Record> records() noexcept { return {data_, static_cast<std::size_t>(size_)}; }
 
+  /// Forgets the records, not what they proved.
+  void clear() noexcept { size_ = 0; }
+
   /// Takes the record unless its score is below tau. Not `score >= tau`, which would lose NaN records that must fill a row.
   void push(float score, std::int32_t id) noexcept {
     if (score < tau_) return;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -56,11 +57,13 @@ class GuardedWorkspace {
     begin_ = (address + kGuard + 63) / 64 * 64 - address;
   }
   [[nodiscard]] Workspace get() { return {storage_.data() + begin_, bytes_}; }
-  [[nodiscard]] bool guards_intact() const {
-    const auto untouched = [&](std::uint8_t byte) { return byte == poison_; };
-    const auto begin = storage_.begin() + static_cast<std::ptrdiff_t>(begin_);
-    return std::all_of(storage_.begin(), begin, untouched) &&
-           std::all_of(begin + static_cast<std::ptrdiff_t>(bytes_), storage_.end(), untouched);
+  /// Offset of the first byte written outside, or nothing.
+  [[nodiscard]] std::optional<std::int64_t> stray_write() const {
+    for (std::size_t n = 0; n < storage_.size(); ++n) {
+      if (n >= begin_ && n < begin_ + bytes_) continue;
+      if (storage_[n] != poison_) return static_cast<std::int64_t>(n) - static_cast<std::int64_t>(begin_);
+    }
+    return std::nullopt;
   }
 
  private:
@@ -171,7 +174,9 @@ AssertionResult exact(const Problem& problem, const std::vector<OracleRow>& expe
     const auto stats = last ? indexer->run(*plan, problem, out) : indexer->run(*plan, problem, out, workspace.get());
     if (!stats) return failure() << "run: " << stats.error().message;
     if (!ids.guards_intact() || !scores.guards_intact()) return failure() << "wrote outside an output row";
-    if (!workspace.guards_intact()) return failure() << "wrote outside the workspace";
+    if (const auto offset = workspace.stray_write()) {
+      return failure() << "wrote at " << *offset << " of " << plan->workspace_bytes << " workspace bytes";
+    }
     if (auto counts = counts_add_up(problem, *stats); !counts) return failure() << counts.message();
     if (stats_out != nullptr) *stats_out = *stats;
 
