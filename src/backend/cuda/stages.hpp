@@ -61,6 +61,85 @@ struct SelectScoresArgs {
 };
 cudaError_t launch_select_scores(const SelectScoresArgs& args, cudaStream_t stream);
 
+/// Survivors of one row among the keys [key_begin, key_end) of a slice: one bit a key, set = survives. Keys come in runs of
+/// 1024 from key_begin, 32 words a run, laid out as tensor-core accumulators hold them. Bits of keys outside the row's
+/// visible range, or at key_end and beyond, are 0.
+inline constexpr int kMaskRun = 1024;
+inline constexpr int kMaskRunWords = kMaskRun / 32;
+
+/// Words of a row for `keys` keys.
+constexpr std::int64_t mask_words(std::int64_t keys) { return (keys + kMaskRun - 1) / kMaskRun * kMaskRunWords; }
+
+struct MaskBit {
+  std::int64_t word;
+  int bit;
+};
+
+/// Where key key_begin + i is.
+constexpr MaskBit mask_bit(std::int64_t i) {
+  const int in_run = static_cast<int>(i % kMaskRun);
+  return {i / kMaskRun * kMaskRunWords + in_run % 64 / 16 * 8 + in_run % 8, 31 - (in_run / 64 * 2 + in_run / 8 % 2)};
+}
+
+/// Inverse: i of a bit of a word.
+constexpr std::int64_t mask_key(std::int64_t word, int bit) {
+  const int in_run = static_cast<int>(word % kMaskRunWords);
+  const int step = 31 - bit;
+  return word / kMaskRunWords * kMaskRun + step / 2 * 64 + in_run / 8 * 16 + step % 2 * 8 + in_run % 8;
+}
+
+/// screen: the bound of every key of [key_begin, key_end) against tau, for the listed rows, all of one row budget
+/// R = 8, 12, 16, 20, 24 or 32. With r = R - 2 retained heads and x = the dot of a bound row and a key as the tensor core
+/// rounds it, a key is rejected if its bit of
+///
+///   rho_i c - tau_i' inv_alpha_i  -  ( sigma_high x_high + sigma_low x_low )  +  sum_{j < r} weight_j bf16( [x_j]+ )   <   0
+///
+/// (the first line in f32, each operation rounded to nearest; the sum on the tensor cores, products exact, f32 accumulation).
+/// The aggregate is linear: its sign is in the sigmas.
+struct ScreenArgs {
+  const std::uint8_t* k;            // e4m3 [nk][128], dense, 16-byte aligned
+  std::int64_t nk;
+  const float* rho;                 // [nk]; +inf for exempt keys
+  const float* inv_alpha;           // [nk] 1 / alpha; 0 for exempt keys
+  const std::uint32_t* exempt;      // [mask_words(key_end - key_begin)] as the mask, bits of exempt keys of the slice; or null
+  const std::int32_t* ks;           // [nq] or null (0)
+  const std::int32_t* ke;           // [nq] or null (nk)
+  std::int64_t first_row;           // row r of the slice is query first_row + r
+  std::int64_t key_begin;           // a multiple of 1024
+  std::int64_t key_end;
+  int budget;                       // R
+  const std::int32_t* list;         // [*list_size] rows of the slice with this budget, ascending
+  const std::int32_t* list_size;    // [1]
+  std::int64_t list_capacity;       // *list_size is at most this
+  const std::uint8_t* bound_rows;   // e4m3 [rows][R][128], row stride bound_stride: r retained heads, then high, then low
+  std::int64_t bound_stride;        // bytes from row to row, a multiple of 16
+  const std::uint16_t* weight;      // bf16 [rows][r], row stride weight_stride
+  std::int64_t weight_stride;
+  const float* c;                   // [rows] multiplies rho, > 0
+  const float* sigma;               // [rows][2] high, low
+  const float* tau;                 // [rows] tau', lowered for the screen's own roundings; finite
+  std::uint32_t* mask;              // [rows][mask_stride]; only listed rows are written, all of their words
+  std::int64_t mask_stride;         // words, at least mask_words(key_end - key_begin)
+};
+cudaError_t launch_screen(const ScreenArgs& args, int multiprocessors, cudaStream_t stream);
+
+/// compact: the listed rows' masks to id lists. Lists lie one after the other in row order; a row whose list would end
+/// beyond `capacity` has none and is reported, to be scored in full.
+struct CompactArgs {
+  std::int64_t rows;
+  std::int64_t key_begin;
+  std::int64_t key_end;
+  const std::uint32_t* mask;        // [rows][mask_stride]
+  std::int64_t mask_stride;
+  const std::uint8_t* screened;     // [rows] 0: the row has no mask, its count is 0; or null (all have)
+  std::int64_t capacity;            // of ids
+  std::int32_t* ids;                // [capacity]
+  std::int64_t* offset;             // [rows]
+  std::int32_t* count;              // [rows]
+  std::uint8_t* overflow;           // [rows] 1: the list did not fit, count is 0
+};
+cudaError_t launch_compact(const CompactArgs& args, cudaStream_t stream);
+
 /// refine: reference scores of listed keys, same bits as launch_score; scores not below tau become records.
 struct RefineArgs {
   Inputs in;
