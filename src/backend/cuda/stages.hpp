@@ -59,7 +59,7 @@ struct SelectScoresArgs {
   Record* kept;            // [rows][topk] in and out, unsorted
   std::int32_t* kept_count;  // [rows]
 };
-cudaError_t launch_select_scores(const SelectScoresArgs& args, cudaStream_t stream);
+cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream);
 
 /// Survivors of one row among the keys [key_begin, key_end) of a slice: one bit a key, set = survives. Keys come in runs of
 /// 1024 from key_begin, 32 words a run, laid out as tensor-core accumulators hold them. Bits of keys outside the row's
@@ -165,7 +165,7 @@ struct SelectRecordsArgs {
   Record* kept;                       // [rows][topk], unsorted
   std::int32_t* kept_count;           // [rows]
 };
-cudaError_t launch_select_records(const SelectRecordsArgs& args, cudaStream_t stream);
+cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
 
 /// write: kept records to output rows: sorted by score (or by id), ids absolute or relative to max(ks, 0), -1 and -inf
 /// padding, NaN as 0x7FC00000. A row with nothing visible is all -1.
