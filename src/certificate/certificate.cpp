@@ -69,8 +69,8 @@ struct Split {
   int r = 0, p = 0, n = 0;
 };
 
-// The first heads of the ranking are retained. Where the form does badly without a positive head (or is not valid), positive
-// heads come first while all of them fit.
+// The first heads of the ranking are retained. Where the form does badly without a positive head (or is not valid),
+// positive heads come first while all of them fit.
 Split split_heads(const QueryHeads& query, const ActiveHeads& active, const HeadRanking& ranking, int budget,
                   bool positive_first) {
   std::array<std::int16_t, kMaxHeads> order;
@@ -93,9 +93,12 @@ Split split_heads(const QueryHeads& query, const ActiveHeads& active, const Head
   Split out;
   for (int i = 0; i < count; ++i) {
     const std::int16_t h = order[i];
-    if (i < budget) out.retained[out.r++] = h;
-    else if (query.w[h] > 0.0F) out.positive[out.p++] = h;
-    else out.negative[out.n++] = h;
+    if (i < budget)
+      out.retained[out.r++] = h;
+    else if (query.w[h] > 0.0F)
+      out.positive[out.p++] = h;
+    else
+      out.negative[out.n++] = h;
   }
   std::sort(out.retained.begin(), out.retained.begin() + out.r);
   return out;
@@ -134,10 +137,10 @@ Anchors choose_anchors(const QueryHeads& query, const ActiveHeads& active, const
 double joint_residual(const QueryHeads& query, const ActiveHeads& active, const Split& split, const Anchors& anchors,
                       const Rounding& rounding, bool linear) {
   if (split.p == 0) return 0;
-  PerHead weight;                          // w_h (1 + g)
-  std::array<double, kMaxHeads> fold{};    // beta of the i-th omitted head, 0 where it has no anchor
-  std::array<int, kMaxHeads> anchor{};     // its anchor, any head where it has none
-  double size = 0;                         // sum of weight_h (||q_h|| + |beta_h| ||q_j||), for the errors
+  PerHead weight;                        // w_h (1 + g)
+  std::array<double, kMaxHeads> fold{};  // beta of the i-th omitted head, 0 where it has no anchor
+  std::array<int, kMaxHeads> anchor{};   // its anchor, any head where it has none
+  double size = 0;                       // sum of weight_h (||q_h|| + |beta_h| ||q_j||), for the errors
   for (int i = 0; i < split.p; ++i) {
     const int h = split.positive[i];
     weight[i] = query.w[h] * (1 + rounding.head_sum);
@@ -171,11 +174,11 @@ double joint_residual(const QueryHeads& query, const ActiveHeads& active, const 
 
 // Sections 3, 4.1 and 4.3: the bound's body before it meets the screen's arithmetic.
 struct Body {
-  PerHead coefficient{};  // v_j of the retained heads
-  PerHead magnitude{};    // sum of the sizes of what v_j is summed from
+  PerHead coefficient{};                        // v_j of the retained heads
+  PerHead magnitude{};                          // sum of the sizes of what v_j is summed from
   std::array<PerHead, kMaxAggregates> share{};  // auxiliary vector a = sum_h share[a][h] q_h
-  double constant = 0;    // C, what multiplies ||k||
-  double leaned = 0;      // sum over A and P of |w_h| ||q_h||, and over anchors of the folded |w_h beta_h| ||q_j||
+  double constant = 0;                          // C, what multiplies ||k||
+  double leaned = 0;  // sum over A and P of |w_h| ||q_h||, and over anchors of the folded |w_h beta_h| ||q_j||
 };
 
 Body form_body(const QueryHeads& query, const ActiveHeads& active, const Split& split, const Anchors& anchors,
@@ -260,8 +263,8 @@ Certificate build_certificate(const QueryHeads& query, const HeadRanking& rankin
 
   const Rounding rounding(query, active.count, allowances.scale);
   const std::span<const std::int16_t> negative{split.negative.data(), static_cast<std::size_t>(split.n)};
-  const HeadGroups group = linear ? group_for_linear(ranking, negative)
-                                  : group_for_relu(query, ranking, panel, negative, aggregates);
+  const HeadGroups group =
+      linear ? group_for_linear(ranking, negative) : group_for_relu(query, ranking, panel, negative, aggregates);
   const Anchors anchors = choose_anchors(query, active, split, linear);
   const Body body = form_body(query, active, split, anchors, group, rounding, linear);
 
@@ -308,7 +311,8 @@ Certificate build_certificate(const QueryHeads& query, const HeadRanking& rankin
   return out;
 }
 
-float bound_reference(const Certificate& certificate, std::span<const float> rows, std::span<const float> key, float rho) {
+float bound_reference(const Certificate& certificate, std::span<const float> rows, std::span<const float> key,
+                      float rho) {
   float u = certificate.c * rho;
   for (int j = 0; j < certificate.rows; ++j) {
     const float* row = rows.data() + static_cast<std::size_t>(j) * key.size();
@@ -320,7 +324,8 @@ float bound_reference(const Certificate& certificate, std::span<const float> row
   return u;
 }
 
-void predict_bounds(const Certificate& certificate, const PanelDots& panel, std::span<const float> rho, std::span<float> u) {
+void predict_bounds(const Certificate& certificate, const PanelDots& panel, std::span<const float> rho,
+                    std::span<float> u) {
   constexpr int kBlock = 64;
   for (int first = 0; first < panel.keys; first += kBlock) {
     const int count = std::min(kBlock, panel.keys - first);

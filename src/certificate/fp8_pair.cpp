@@ -14,8 +14,8 @@ namespace {
 constexpr std::size_t kMaxLength = 128;
 using Rest = std::array<double, kMaxLength>;
 
-// Takes sigma * row out of y and returns sigma. A product of sigma (24 bits) and an E4M3 value (4 bits) is exact in f64, and
-// so is what it leaves of an f32: the rest is measured, not estimated.
+// Takes sigma * row out of y and returns sigma. A product of sigma (24 bits) and an E4M3 value (4 bits) is exact in
+// f64, and so is what it leaves of an f32: the rest is measured, not estimated.
 float take_row(Rest& y, std::span<std::uint8_t> row) {
   double largest = 0;
   for (std::size_t d = 0; d < row.size(); ++d) largest = std::max(largest, std::abs(y[d]));

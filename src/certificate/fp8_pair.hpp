@@ -13,8 +13,8 @@ struct Fp8Pair {
   float rest = 0;  // eta: enters the bound as rest * ||k||
 };
 
-/// Splits y, finite and at most 128 long. high = E4M3 of y / sigma_high with sigma_high = amax / 448, low the same of what is
-/// left: about ||y|| / 400 remains.
+/// Splits y, finite and at most 128 long. high = E4M3 of y / sigma_high with sigma_high = amax / 448, low the same of
+/// what is left: about ||y|| / 400 remains.
 Fp8Pair split_fp8(std::span<const float> y, std::span<std::uint8_t> high, std::span<std::uint8_t> low);
 
 }  // namespace dosa

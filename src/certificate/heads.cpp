@@ -87,8 +87,7 @@ class Elimination {
       for (int i = 0; i < kept_count_; ++i) {
         const int h = kept_[i];
         if (!known_[h]) find_loss(h);
-        const float value =
-            linear_[h] + 0.5F * key_norm_ * (std::sqrt(std::max(residual_ + square_[h], 0.0F)) - root);
+        const float value = linear_[h] + 0.5F * key_norm_ * (std::sqrt(std::max(residual_ + square_[h], 0.0F)) - root);
         if (i == 0 || value < least) {
           least = value;
           best = i;
@@ -153,8 +152,8 @@ class Elimination {
     return weight_[h] * weight_[l] * d;
   }
 
-  // Rise of the mean bound over the focus keys if h is given up, apart from the residual, and rise of E'^2: h itself, and the
-  // heads that lean on it and would have to lean on their second choice.
+  // Rise of the mean bound over the focus keys if h is given up, apart from the residual, and rise of E'^2: h itself,
+  // and the heads that lean on it and would have to lean on their second choice.
   void find_loss(int h) {
     std::array<std::int16_t, kMaxHeads> mover, place;  // heads whose u changes; place among the omitted, -1 for h
     std::array<Anchor, kMaxHeads> anchor;
@@ -312,8 +311,10 @@ HeadRanking rank_heads(const QueryHeads& query, const PanelDots& panel) {
     }
     key_norm *= std::sqrt(static_cast<float>(query.dim));
   }
-  if (key_norm > 0) Elimination(query, out, key_norm).run(out);
-  else rank_by_size(query, out);
+  if (key_norm > 0)
+    Elimination(query, out, key_norm).run(out);
+  else
+    rank_by_size(query, out);
   return out;
 }
 

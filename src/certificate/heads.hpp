@@ -20,7 +20,7 @@ struct QueryHeads {
   std::span<const float> q;     // [heads, dim]
   std::span<const float> w;     // [heads], signed
   std::span<const float> gram;  // [heads, heads], q_h . q_l; NaN on the diagonal of a head that has a NaN byte
-  double gram_error = 0;        // |gram_hl - exact| <= gram_error * ||q_h|| ||q_l||; 0 if exact, gamma(dim) from an f32 chain
+  double gram_error = 0;  // |gram_hl - exact| <= gram_error * ||q_h|| ||q_l||; 0 if exact, gamma(dim) from an f32 chain
 };
 
 /// Raw dots of the heads with sampled keys: what statistics and predicted survivors are taken from.
@@ -43,9 +43,9 @@ struct HeadRanking {
 };
 
 /// Ranks by elimination: again and again the head is given up whose loss raises the mean of the extended form over the
-/// focus keys least. So the first r heads of the one order serve every row budget. Without focus keys or norms: positive
-/// heads by w_h ||q_h||, then negative ones by |w_h| ||q_h|| min(p_h, 1 - p_h).
-/// Cost: some 30 us for 32 heads, 55 us for 64 with half of them positive, 170 us where nearly all are.
+/// focus keys least. So the first r heads of the one order serve every row budget. Without focus keys or norms:
+/// positive heads by w_h ||q_h||, then negative ones by |w_h| ||q_h|| min(p_h, 1 - p_h). Cost: some 30 us for 32 heads,
+/// 55 us for 64 with half of them positive, 170 us where nearly all are.
 HeadRanking rank_heads(const QueryHeads& query, const PanelDots& panel);
 
 /// Group of each omitted negative head, -1: none.
@@ -54,8 +54,8 @@ using HeadGroups = std::array<std::int8_t, kMaxHeads>;
 /// For a linear form: group 0 are the heads whose mean dot over the focus keys is positive.
 HeadGroups group_for_linear(const HeadRanking& ranking, std::span<const std::int16_t> negative);
 
-/// Groups for relu aggregates. One group: the heads with p_h >= 1/2. More: greedily by co-activation, each head joining the
-/// group whose mean [sum]+ over the focus keys it raises most.
+/// Groups for relu aggregates. One group: the heads with p_h >= 1/2. More: greedily by co-activation, each head joining
+/// the group whose mean [sum]+ over the focus keys it raises most.
 HeadGroups group_for_relu(const QueryHeads& query, const HeadRanking& ranking, const PanelDots& panel,
                           std::span<const std::int16_t> negative, int aggregates);
 

@@ -8,9 +8,9 @@
 namespace dosa {
 namespace {
 
-constexpr int kStep = 32;              // components of one tensor-core step
+constexpr int kStep = 32;                // components of one tensor-core step
 constexpr double kTruncation = 0x1p-13;  // addends and sums keep 13 bits below the leading one
-constexpr double kSmallest = 0x1p-6;   // exponent that E4M3 subnormals share
+constexpr double kSmallest = 0x1p-6;     // exponent that E4M3 subnormals share
 
 // 2^Emax of a row of E4M3 values.
 double power_of_largest(std::span<const float> row) {
@@ -26,7 +26,8 @@ double power_of_largest(std::span<const float> row) {
 
 double wgmma_dot_error(int dim) noexcept {
   // 32 truncated addends in the first step, 33 later, one truncated sum each.
-  return (34.0 * (dim / kStep) - 1) * kTruncation;
+  const int steps = dim / kStep;
+  return (34.0 * steps - 1) * kTruncation;
 }
 
 WgmmaAllowance wgmma_joint_error(std::span<const float> rows, std::span<const double> multiplier, int dim) {
@@ -53,7 +54,7 @@ WgmmaAllowance wgmma_joint_error(std::span<const float> rows, std::span<const do
     }
     second_order += m * std::max(std::sqrt(square), kSmallest);
   }
-  double weighted = 0;        // 33 (G_1 + ... ) + G_last
+  double weighted = 0;         // 33 (G_1 + ... ) + G_last
   double error_of_errors = 0;  // the same sum over the steps' own error constants
   for (int t = 0; t < steps; ++t) {
     const double count = t + 1 < steps ? 33 : 1;

@@ -11,8 +11,8 @@ namespace dosa {
 /// wgmma_dot_error(dim) * max(||q||, 2^-6) * max(||k||, 2^-6). 135 * 2^-13, 1.65 %, for dim 128.
 double wgmma_dot_error(int dim) noexcept;
 
-/// sum_i |multiplier_i| |error of row_i . k| <= per_exponent * 2^Emax(k) + per_norm * max(||k||, 2^-6), with Emax the largest
-/// exponent of a component (-6 for subnormals), so that 2^Emax(k) <= max(||k||, 2^-6).
+/// sum_i |multiplier_i| |error of row_i . k| <= per_exponent * 2^Emax(k) + per_norm * max(||k||, 2^-6), with Emax the
+/// largest exponent of a component (-6 for subnormals), so that 2^Emax(k) <= max(||k||, 2^-6).
 struct WgmmaAllowance {
   double per_exponent = 0;
   double per_norm = 0;
@@ -21,8 +21,9 @@ struct WgmmaAllowance {
   [[nodiscard]] double total() const noexcept { return per_exponent + per_norm; }
 };
 
-/// Joint bound for all rows that need an allowance: omitted heads, the anchors' folded weight, auxiliary pairs. `rows` [n, dim]
-/// holds E4M3 values. Never more than about the sum of the single bounds, usually a third less. Cost: O(n^2 dim).
+/// Joint bound for all rows that need an allowance: omitted heads, the anchors' folded weight, auxiliary pairs. `rows`
+/// [n, dim] holds E4M3 values. Never more than about the sum of the single bounds, usually a third less. Cost: O(n^2
+/// dim).
 WgmmaAllowance wgmma_joint_error(std::span<const float> rows, std::span<const double> multiplier, int dim);
 
 }  // namespace dosa

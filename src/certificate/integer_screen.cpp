@@ -11,9 +11,9 @@
 namespace dosa {
 namespace {
 
-constexpr int kMaxRow = 127;       // magnitude of an int8 row's components
-constexpr double kQuarter = 4;     // step of keys and heads
-constexpr int kLanes = 8;          // independent f64 sums
+constexpr int kMaxRow = 127;           // magnitude of an int8 row's components
+constexpr double kQuarter = 4;         // step of keys and heads
+constexpr int kLanes = 8;              // independent f64 sums
 constexpr double kRelative = 0x1p-40;  // more than any sum or product formed here in f64 loses
 
 using Vector = std::array<double, kMaxDim>;
@@ -63,8 +63,10 @@ double largest_magnitude(const Vector& y) {
   return largest;
 }
 
-// Section 6: sum_j [u_j . z]+ + linear . z <= (|| linear + 1/2 sum u || + 1/2 sqrt( sum |u_i . u_j| )) ||z||, u_j = factor_j y_j.
-double joint_norm(const Vectors& y, const std::array<double, kMaxBoundRows>& factor, int relu_rows, const Vector& linear) {
+// Section 6: sum_j [u_j . z]+ + linear . z <= (|| linear + 1/2 sum u || + 1/2 sqrt( sum |u_i . u_j| )) ||z||, u_j =
+// factor_j y_j.
+double joint_norm(const Vectors& y, const std::array<double, kMaxBoundRows>& factor, int relu_rows,
+                  const Vector& linear) {
   Vector half = linear;
   double absolute = 0, size = 0;
   for (int i = 0; i < relu_rows; ++i) {
@@ -86,8 +88,9 @@ std::int8_t quarter_e4m3(std::uint8_t byte) noexcept {
   return static_cast<std::int8_t>(std::nearbyint(kE4m3Table[byte] / static_cast<float>(kQuarter)));
 }
 
-IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads& query, std::span<const float> aux_rows,
-                                std::span<std::int8_t> rows, const Allowances& allowances) {
+IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads& query,
+                                std::span<const float> aux_rows, std::span<std::int8_t> rows,
+                                const Allowances& allowances) {
   IntegerCertificate out;
   const int dim = query.dim;
   const int relu_rows = certificate.rows - certificate.linear_rows;
@@ -97,8 +100,8 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
   }
   const auto row_at = [&](int j) { return rows.data() + static_cast<std::size_t>(j) * dim; };
 
-  // Relu rows: retained heads in steps of 4, auxiliary ones in steps of a power of two. y keeps the exact vectors, rest what
-  // rounding took from them, step the weight's share of the scale.
+  // Relu rows: retained heads in steps of 4, auxiliary ones in steps of a power of two. y keeps the exact vectors, rest
+  // what rounding took from them, step the weight's share of the scale.
   Vectors y, rest;  // filled row by row: zeroing them whole would cost more than the rest
   std::array<double, kMaxBoundRows> value{}, step{};
   double unscreened_dots = 0;  // sum over retained heads of |w_h| ||q_h||: screen and reference dots differ
@@ -144,7 +147,8 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
   for (int j = 0; j < relu_rows; ++j) factor[j] = value[j];
   const double scale = allowances.scale;
   const double chain = gamma_n(out.rows);
-  const double per_row_error = scale * (joint_norm(rest, factor, relu_rows, linear_rest) + chain * pair_size * (1 + kRelative));
+  const double per_row_error =
+      scale * (joint_norm(rest, factor, relu_rows, linear_rest) + chain * pair_size * (1 + kRelative));
   const double per_key_error = scale * joint_norm(y, factor, relu_rows, linear);
   const double dots = scale * gamma_n(dim - 1) * (1 + gamma_n(query.heads)) * unscreened_dots;
   const double root = std::sqrt(static_cast<double>(dim));
@@ -160,9 +164,12 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
   for (int j = 0; j < out.rows; ++j) {
     const double exact = kQuarter * step[j] * value[j];  // k8 counts steps of 4, the row steps of step[j]
     const double loss = scale * gamma_n(out.rows - j);
-    if (j >= relu_rows) out.weight[j] = static_cast<float>(exact);  // a power of two
-    else if (exact >= 0) out.weight[j] = up(exact / (1 - loss) * widen);
-    else out.weight[j] = up(exact / (1 + loss) / widen);
+    if (j >= relu_rows)
+      out.weight[j] = static_cast<float>(exact);  // a power of two
+    else if (exact >= 0)
+      out.weight[j] = up(exact / (1 - loss) * widen);
+    else
+      out.weight[j] = up(exact / (1 + loss) / widen);
     finite = finite && std::isfinite(out.weight[j]);
   }
   out.exempt = !finite;

@@ -11,18 +11,18 @@
 
 namespace dosa {
 
-/// Every component of a key or head in steps of 4, to nearest, ties to even; |.| <= 112. Values of magnitude 32 and more
-/// are multiples of 4, so nothing is lost there. NaN bytes give 120 (such keys are exempt).
+/// Every component of a key or head in steps of 4, to nearest, ties to even; |.| <= 112. Values of magnitude 32 and
+/// more are multiples of 4, so nothing is lost there. NaN bytes give 120 (such keys are exempt).
 std::int8_t quarter_e4m3(std::uint8_t byte) noexcept;
 
-/// A certificate whose rows are integers. With k8 the key in steps of 4, the reference score of every key that is not exempt
-/// obeys
+/// A certificate whose rows are integers. With k8 the key in steps of 4, the reference score of every key that is not
+/// exempt obeys
 ///
 ///   s_ref(i) <= fl(alpha_i * u_i),   u = fma(c_e, rho_e_i, fl(c * rho_i));
 ///                                    for each row j in order:  u = fma(weight_j, act_j(float(row_j . k8_i)), u)
 ///
-/// in f32; the integer dots are below 2^24, so float() is exact. rho is as in Certificate; rho_e sqrt(dim) >= ||k - 4 k8||,
-/// 0 if every component is a multiple of 4.
+/// in f32; the integer dots are below 2^24, so float() is exact. rho is as in Certificate; rho_e sqrt(dim) >= ||k - 4
+/// k8||, 0 if every component is a multiple of 4.
 struct IntegerCertificate {
   bool exempt = false;  // no certificate
   int rows = 0;
@@ -32,13 +32,13 @@ struct IntegerCertificate {
   float c_e = 0;
 };
 
-/// Rounds a certificate's rows to integers and bounds what that loses. A linear auxiliary vector becomes two rows, a relu one
-/// stays one; `rows` has room for kMaxBoundRows * dim and receives [result.rows, dim]. The first certificate.retained rows are
-/// its heads in order.
-/// Exempt if the certificate is, if the rows would be more than kMaxBoundRows, or if a number overflows.
-/// Cost: about 10 us for 16 rows; grows with rows^2.
-IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads& query, std::span<const float> aux_rows,
-                                std::span<std::int8_t> rows, const Allowances& allowances = {});
+/// Rounds a certificate's rows to integers and bounds what that loses. A linear auxiliary vector becomes two rows, a
+/// relu one stays one; `rows` has room for kMaxBoundRows * dim and receives [result.rows, dim]. The first
+/// certificate.retained rows are its heads in order. Exempt if the certificate is, if the rows would be more than
+/// kMaxBoundRows, or if a number overflows. Cost: about 10 us for 16 rows; grows with rows^2.
+IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads& query,
+                                std::span<const float> aux_rows, std::span<std::int8_t> rows,
+                                const Allowances& allowances = {});
 
 /// u of one key in plain scalar code: the definition that integer kernels must reproduce bit for bit. `rows` is
 /// [certificate.rows, dim], `key` is k8.

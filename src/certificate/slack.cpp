@@ -5,7 +5,8 @@
 
 namespace dosa {
 
-Slack decompose_slack(const Certificate& plain, const QueryHeads& query, std::span<const float> dots, float rho, float u) {
+Slack decompose_slack(const Certificate& plain, const QueryHeads& query, std::span<const float> dots, float rho,
+                      float u) {
   const auto on = [&](int h) { return dots[h] > 0.0F ? static_cast<double>(dots[h]) : 0.0; };
   const auto x = [&](int h) { return dots[h] == dots[h] ? static_cast<double>(dots[h]) : 0.0; };
   std::array<bool, kMaxHeads> retained{};

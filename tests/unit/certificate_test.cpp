@@ -1,5 +1,5 @@
-// The certificate, in f32 and in integers: never below the reference score, not looser than derived, and below it as soon as
-// the allowances are missing.
+// The certificate, in f32 and in integers: never below the reference score, not looser than derived, and below it as
+// soon as the allowances are missing.
 #include "certificate/certificate.hpp"
 
 #include <algorithm>
@@ -50,7 +50,11 @@ struct Sample {
   double gram_error = 0;
 
   Sample(Bytes q_, std::vector<float> w_, Bytes k_, int dim_)
-      : heads(static_cast<int>(w_.size())), dim(dim_), q_bytes(std::move(q_)), k_bytes(std::move(k_)), w(std::move(w_)) {
+      : heads(static_cast<int>(w_.size())),
+        dim(dim_),
+        q_bytes(std::move(q_)),
+        k_bytes(std::move(k_)),
+        w(std::move(w_)) {
     keys = static_cast<int>(k_bytes.size()) / dim;
     for (const std::uint8_t b : q_bytes) q.push_back(kE4m3Table[b]);
     for (const std::uint8_t b : k_bytes) k.push_back(kE4m3Table[b]), k8.push_back(quarter_e4m3(b));
@@ -60,12 +64,15 @@ struct Sample {
     }
     gram_error = gamma_n(dim);
     for (int i = 0; i < keys; ++i) {
-      std::vector<double> key(k.begin() + i * dim, k.begin() + (i + 1) * dim), rest = key;
+      const std::vector<double> key(k.begin() + i * dim, k.begin() + (i + 1) * dim);
+      std::vector<double> rest = key;
       for (int d = 0; d < dim; ++d) rest[d] -= 4.0 * k8[i * dim + d];
       rho.push_back(norm_summary(key, dim));
       rho_e.push_back(norm_summary(rest, dim));
-      if (rho.back() > 0) rho.back() = std::max(rho.back(), round_up(0x1p-6 / std::sqrt(static_cast<double>(dim)) * (1 + 0x1p-50)));
-      score.push_back(reference_score(ReferenceScorer::cpu, q_bytes, w, {k_bytes.data() + i * dim, static_cast<std::size_t>(dim)}, 1.0F));
+      const float least = round_up(0x1p-6 / std::sqrt(static_cast<double>(dim)) * (1 + 0x1p-50));
+      if (rho.back() > 0) rho.back() = std::max(rho.back(), least);
+      score.push_back(reference_score(ReferenceScorer::cpu, q_bytes, w,
+                                      {k_bytes.data() + i * dim, static_cast<std::size_t>(dim)}, 1.0F));
     }
     for (int i = 0; i < keys; i += 2) focus.push_back(i);
   }
@@ -78,7 +85,8 @@ struct Sample {
   // sum |w_h| ||q_h|| and sum |w_h| [x_h]+
   [[nodiscard]] double size() const {
     double sum = 0;
-    for (int h = 0; h < heads; ++h) sum += std::abs(static_cast<double>(w[h])) * std::sqrt(static_cast<double>(gram[h * heads + h]));
+    for (int h = 0; h < heads; ++h)
+      sum += std::abs(static_cast<double>(w[h])) * std::sqrt(static_cast<double>(gram[h * heads + h]));
     return sum;
   }
   [[nodiscard]] double mass(int i) const {
@@ -106,7 +114,9 @@ struct Built {
     integer = make_integer(certificate, s.query(), aux, integer_rows, allowances);
   }
 
-  [[nodiscard]] float bound(const Sample& s, int i) const { return bound_reference(certificate, rows, s.key(i), s.rho[i]); }
+  [[nodiscard]] float bound(const Sample& s, int i) const {
+    return bound_reference(certificate, rows, s.key(i), s.rho[i]);
+  }
   [[nodiscard]] float integer_bound(const Sample& s, int i) const {
     return bound_reference(integer, integer_rows, s.key8(i), s.rho[i], s.rho_e[i]);
   }
@@ -147,7 +157,8 @@ int expect_bounded(const Sample& s) {
   return compared;
 }
 
-// ------------------------------------------------------------------------------------------------------------- families
+// -------------------------------------------------------------------------------------------------------------
+// families
 
 enum class Heads { gaussian, bytes, parallel, few_components };
 enum class Weights { mixed, positive, negative, sparse, one_huge, zero };
@@ -201,8 +212,8 @@ Sample random_sample(std::uint64_t seed, int heads, int dim, Heads kind, Weights
       case Weights::zero: w[h] = h % 2 == 0 ? 0.0F : -0.0F; break;
     }
   }
-  // Keys: like the heads, equal to a head or its opposite, the joint direction of all heads, zero, one subnormal component,
-  // all components at the largest value.
+  // Keys: like the heads, equal to a head or its opposite, the joint direction of all heads, zero, one subnormal
+  // component, all components at the largest value.
   const auto append = [&](const Bytes& row) { k.insert(k.end(), row.begin(), row.end()); };
   for (int i = 0; i < 6; ++i) append(random_row(random, dim, kind, common));
   for (int i = 0; i < 2; ++i) append(random_row(random, dim, Heads::bytes, common));
@@ -237,7 +248,8 @@ constexpr Weights kWeightKinds[] = {Weights::mixed,  Weights::positive, Weights:
                                     Weights::sparse, Weights::one_huge, Weights::zero};
 constexpr float kScales[] = {1.0F, 0x1p-12F, 0x1p-126F, 0x1p-146F, 0x1p28F};
 
-// ----------------------------------------------------------------------------------------------------------------- bound
+// -----------------------------------------------------------------------------------------------------------------
+// bound
 
 TEST(Certificate, NeverBelowTheReferenceScore) {
   std::uint64_t seed = 1;
@@ -262,8 +274,8 @@ RC_GTEST_PROP(CertificateProperty, NeverBelowTheReferenceScore, ()) {
   const auto exponent = *rc::gen::inRange(-149, 40);
   const auto seed = *rc::gen::arbitrary<std::uint64_t>();
   const Sample s = random_sample(seed, heads, dim, kind, weights, std::ldexp(1.0F, exponent));
-  const CertificateChoice choice{*rc::gen::element(Form::base, Form::absolute, Form::extended), *rc::gen::inRange(0, heads + 2),
-                                 *rc::gen::inRange(0, 5)};
+  const CertificateChoice choice{*rc::gen::element(Form::base, Form::absolute, Form::extended),
+                                 *rc::gen::inRange(0, heads + 2), *rc::gen::inRange(0, 5)};
   const Built built(s, choice);
   RC_PRE(!built.certificate.exempt);
   for (int i = 0; i < s.keys; ++i) {
@@ -280,7 +292,8 @@ TEST(Certificate, WeightsNearTheLimitsOfF32) {
   EXPECT_TRUE(Built(s, {Form::extended, 4, 1}).certificate.exempt);
 }
 
-// ------------------------------------------------------------------------------------------------------------- tightness
+// -------------------------------------------------------------------------------------------------------------
+// tightness
 
 TEST(Certificate, WithEveryHeadRetainedOnlyRoundingRemains) {
   for (const int heads : {1, 3, 8, 32, 33, 60}) {
@@ -315,7 +328,8 @@ TEST(Certificate, AllowancesOfOmittedHeadsAreAsDerived) {
       for (const int retained : {0, 2, 4}) {
         const double with = Built(s, {form, retained, 1}).certificate.c;
         const double without = Built(s, {form, retained, 1}, Allowances{0}).certificate.c;
-        // Dots of omitted heads, of anchors and of the auxiliary row; the reference's and the screen's chains on E; f64.
+        // Dots of omitted heads, of anchors and of the auxiliary row; the reference's and the screen's chains on E;
+        // f64.
         const double limit = (2 * gamma_n(127) + gamma_n(128)) + gamma_n(heads) + 3 * gamma_n(retained + 2) + 0x1p-18;
         EXPECT_GE(with, without);
         EXPECT_LE(with - without, 1.5 * limit * s.size() * std::sqrt(128.0)) << heads << " " << retained;
@@ -324,10 +338,12 @@ TEST(Certificate, AllowancesOfOmittedHeadsAreAsDerived) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------- constants, term by term
+// ------------------------------------------------------------------------------------------------- constants, term by
+// term
 
 // certificate.md once more, from explicit vectors in f64 instead of the gram matrix: every allowance must be there, and
-// nothing else. Random data seldom comes near the worst case of a rounding, so a missing term would go unseen elsewhere.
+// nothing else. Random data seldom comes near the worst case of a rounding, so a missing term would go unseen
+// elsewhere.
 struct Expected {
   std::vector<double> weight;  // before rounding up
   double c = 0, tolerance = 0;
@@ -453,7 +469,8 @@ struct Expected {
       for (int d = 0; d < s.dim; ++d) y[d] *= c_.weight[j], lost[d] *= c_.weight[j];
       by_key.push_back(y), by_row.push_back(lost);
       add(half_key, 0.5, y), add(half_row, 0.5, lost);
-      if (j < c_.retained) own_dots += std::abs(static_cast<double>(s.w[c_.head[j]])) * (1 + gamma(s.heads)) * e * norm(q[c_.head[j]]);
+      if (j < c_.retained)
+        own_dots += std::abs(static_cast<double>(s.w[c_.head[j]])) * (1 + gamma(s.heads)) * e * norm(q[c_.head[j]]);
     }
     if (linear && c_.rows > c_.retained) add(half_key, -1, stored), add(half_row, -1, rest);
     const double per_row = norm(half_row) + 0.5 * absolute_root(by_row) + gamma(integer.rows) * pair;
@@ -517,14 +534,15 @@ TEST(Certificate, TheReferenceMayIgnoreManySmallHeads) {
   k[0] = 0x38;
   std::vector<float> w(heads, -0x1.8p-26F);  // half an ulp of 1 - 2^-24 is 2^-25
   w[0] = std::nextafterf(1.0F, 0.0F);
-  Sample s(q, w, k, dim);
+  const Sample s(q, w, k, dim);
   EXPECT_EQ(s.score[0], w[0]);
   const Built sound(s, {Form::absolute, 1, 1});
   EXPECT_GE(sound.bound(s, 0), s.score[0]);
   EXPECT_LT(Built(s, {Form::absolute, 1, 1}, Allowances{0}).bound(s, 0), s.score[0]);
 }
 
-// -------------------------------------------------------------------------------------------------------------- mutation
+// --------------------------------------------------------------------------------------------------------------
+// mutation
 
 // With every omitted negative head on, the linear form equals the score but for rounding, which goes either way.
 Sample all_on_sample(std::uint64_t seed) {
@@ -554,7 +572,8 @@ TEST(CertificateMutation, WithoutAllowancesTheBoundFails) {
   }
 }
 
-// ----------------------------------------------------------------------------------------------------------------- forms
+// -----------------------------------------------------------------------------------------------------------------
+// forms
 
 TEST(Certificate, AbsoluteFormIsTheExtendedFormWithNoPositiveHeadOmitted) {
   const Sample s = random_sample(3, 24, 128, Heads::gaussian, Weights::mixed, 1.0F);
@@ -573,7 +592,7 @@ TEST(Certificate, AbsoluteFormIsTheExtendedFormWithNoPositiveHeadOmitted) {
 }
 
 TEST(Certificate, NothingToBoundGivesZero) {
-  Sample s = random_sample(4, 8, 64, Heads::gaussian, Weights::zero, 1.0F);
+  const Sample s = random_sample(4, 8, 64, Heads::gaussian, Weights::zero, 1.0F);
   for (const Form form : kForms) {
     const Built built(s, {form, 4, 1});
     EXPECT_EQ(built.certificate.rows, 0);
@@ -582,7 +601,7 @@ TEST(Certificate, NothingToBoundGivesZero) {
 }
 
 TEST(Certificate, HeadsThatCannotContributeDropOut) {
-  Sample s = random_sample(4, 8, 64, Heads::gaussian, Weights::positive, 1.0F);
+  const Sample s = random_sample(4, 8, 64, Heads::gaussian, Weights::positive, 1.0F);
   Bytes q = s.q_bytes;
   std::fill_n(q.begin() + 2 * 64, 64, std::uint8_t{0x80});  // head 2 is zero, of any weight
   std::vector<float> w = s.w;
@@ -653,7 +672,8 @@ TEST(HeadRanking, OfAnotherQueryIsValidToo) {
   for (int i = 0; i < s.keys; ++i) EXPECT_GE(bound_reference(c, rows, s.key(i), s.rho[i]), s.score[i]);
 }
 
-// ------------------------------------------------------------------------------------------------------------ prediction
+// ------------------------------------------------------------------------------------------------------------
+// prediction
 
 TEST(PredictBounds, IsTheBoundWithoutItsRounding) {
   for (const int heads : {3, 32, 128}) {
@@ -673,12 +693,13 @@ TEST(PredictBounds, IsTheBoundWithoutItsRounding) {
   }
 }
 
-// -------------------------------------------------------------------------------------------------------------- integers
+// --------------------------------------------------------------------------------------------------------------
+// integers
 
 TEST(IntegerScreen, QuartersOfE4m3) {
   EXPECT_EQ(quarter_e4m3(0x00), 0);
-  EXPECT_EQ(quarter_e4m3(encode_e4m3(2.0F)), 0);     // 0.5 to even
-  EXPECT_EQ(quarter_e4m3(encode_e4m3(6.0F)), 2);     // 1.5 to even
+  EXPECT_EQ(quarter_e4m3(encode_e4m3(2.0F)), 0);  // 0.5 to even
+  EXPECT_EQ(quarter_e4m3(encode_e4m3(6.0F)), 2);  // 1.5 to even
   EXPECT_EQ(quarter_e4m3(encode_e4m3(-6.0F)), -2);
   EXPECT_EQ(quarter_e4m3(encode_e4m3(2.25F)), 1);
   EXPECT_EQ(quarter_e4m3(encode_e4m3(-448.0F)), -112);
@@ -692,7 +713,8 @@ TEST(IntegerScreen, QuartersOfE4m3) {
 }
 
 TEST(IntegerScreen, ExactHeadsAndKeysLeaveOnlyRounding) {
-  // Multiples of 4 throughout and every head retained: the integer bound loses what the f32 one loses plus the dots' error.
+  // Multiples of 4 throughout and every head retained: the integer bound loses what the f32 one loses plus the dots'
+  // error.
   Random random(6);
   Bytes q(8 * 128), k(16 * 128);
   for (auto& b : q) b = encode_e4m3(4.0F * static_cast<float>(static_cast<int>(random() % 17) - 8));
@@ -721,7 +743,8 @@ TEST(IntegerScreen, LinearRowsArePairs) {
   EXPECT_TRUE(wide.integer.exempt || wide.integer.rows <= kMaxBoundRows);
 }
 
-// ----------------------------------------------------------------------------------------------------------------- slack
+// -----------------------------------------------------------------------------------------------------------------
+// slack
 
 TEST(Slack, PartsAddUpAndAreNotNegative) {
   for (const int heads : {2, 8, 32, 64}) {
@@ -771,7 +794,8 @@ TEST(Slack, OfOneKeyByHand) {
     EXPECT_NEAR(slack.projection, norm - 1, 1e-4);
     EXPECT_NEAR(slack.total(), 2 * 8 - 2 + norm - (16 - 4 + 1), 1e-4);
   }
-  // With the key itself as statistics the linear form keeps e3: omitting it would cost (||k|| - 1) / 2, omitting e0 only
+  // With the key itself as statistics the linear form keeps e3: omitting it would cost (||k|| - 1) / 2, omitting e0
+  // only
   // ||k|| - 8, and the negative heads nothing, because e1 is on and joins the linear row while e2 is off.
   {
     const Built plain(s, {Form::extended, 1, 1}, Allowances{0});

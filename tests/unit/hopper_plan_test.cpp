@@ -1,5 +1,5 @@
-// What a Hopper screen will need of the certificate: FP8 pairs, and the allowance for the tensor cores' truncating sums,
-// against their emulator.
+// What a Hopper screen will need of the certificate: FP8 pairs, and the allowance for the tensor cores' truncating
+// sums, against their emulator.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -41,7 +41,8 @@ float emulated_dot(const Bytes& a, const Bytes& b) {
   return sum;
 }
 
-// -------------------------------------------------------------------------------------------------------------- FP8 pair
+// -------------------------------------------------------------------------------------------------------------- FP8
+// pair
 
 TEST(Fp8Pair, RestIsBoundedAndSmall) {
   Random random(1);
@@ -86,7 +87,8 @@ TEST(Fp8Pair, ZeroRowsHaveNoScale) {
   EXPECT_GE(pair.rest + pair.sigma_high, 0x1p-149F);
 }
 
-// ------------------------------------------------------------------------------------------------------------- allowance
+// -------------------------------------------------------------------------------------------------------------
+// allowance
 
 enum class Rows { gaussian, bytes, cancelling, tiny_and_huge };
 
@@ -104,7 +106,9 @@ Bytes random_row(Random& random, Rows kind, std::size_t dim) {
       case Rows::cancelling:  // large products that cancel in pairs, small ones that truncation loses
         row[d] = d % 4 == 0 ? 448.0F : d % 4 == 1 ? -448.0F : 0x1p-4F * static_cast<float>(1 + random() % 15);
         break;
-      case Rows::tiny_and_huge: row[d] = d % 32 == 0 ? 416.0F : 1.75F * std::ldexp(1.0F, -static_cast<int>(random() % 3)); break;
+      case Rows::tiny_and_huge:
+        row[d] = d % 32 == 0 ? 416.0F : 1.75F * std::ldexp(1.0F, -static_cast<int>(random() % 3));
+        break;
     }
     if (kind != Rows::bytes) out[d] = encode_e4m3(row[d]);
   }
@@ -153,7 +157,8 @@ TEST(HopperAllowance, JointBoundCoversTheEmulatorAndBeatsTheSum) {
       const std::vector<float> decoded = decode(k);
       double error = 0, power = 0x1p-6;
       for (std::size_t i = 0; i < n; ++i) {
-        error += multiplier[i] * std::abs(emulated_dot(rows[i], k) - static_cast<double>(exact_dot(rows[i].data(), k.data(), 128)) * 0x1p-18);
+        error += multiplier[i] * std::abs(emulated_dot(rows[i], k) -
+                                          static_cast<double>(exact_dot(rows[i].data(), k.data(), 128)) * 0x1p-18);
       }
       for (const double v : decoded) {
         if (std::abs(v) >= 0x1p-6) power = std::max(power, std::exp2(std::floor(std::log2(std::abs(v)))));
