@@ -39,7 +39,11 @@ void CpuGroup::score_keys(QueryState& query, std::span<const std::int32_t> ids) 
 
 void CpuGroup::score_in_full() {
   ScopedTimer timer(stats_.seconds_score);
-  for (const QueryState& query : queries()) stats_.full += is_scored_in_full(query) ? query.visible.size() : 0;
+  for (QueryState& query : queries()) {
+    if (!is_scored_in_full(query)) continue;
+    query.records.clear();  // witnesses of a row that fell back are scored again; tau still holds
+    stats_.full += query.visible.size();
+  }
   if (options().method == Method::dense) {
     score_stored();
   } else {
