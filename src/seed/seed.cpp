@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/mutation.hpp"
+
 namespace dosa {
 namespace {
 
@@ -34,9 +36,7 @@ std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<
   }
   const auto distinct = [&] {
     std::sort(out.data(), out.data() + count);
-#ifndef DOSA_MUTATE_DUPLICATE_WITNESS
-    count = std::unique(out.data(), out.data() + count) - out.data();
-#endif
+    if (!mutated(Mutation::duplicate_witnesses)) count = std::unique(out.data(), out.data() + count) - out.data();
   };
   distinct();
   const std::int64_t wanted = topk + topk / 2;

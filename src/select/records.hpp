@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/error.hpp"
+#include "base/mutation.hpp"
 #include "base/numeric.hpp"
 
 namespace dosa {
@@ -33,6 +34,7 @@ inline float score_of(Record record) noexcept {
 /// What a record proves about the K-th best score: nothing if it is a NaN.
 inline float tau_of(Record kth) noexcept {
   const float score = score_of(kth);
+  if (mutated(Mutation::tau_too_high)) return std::nextafter(score, std::numeric_limits<float>::infinity());
   return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
 }
 
@@ -48,6 +50,10 @@ class RecordBuffer {
   }
 
   [[nodiscard]] float tau() const noexcept { return tau_; }
+  /// A bound below this is rejected; one that equals it may be a tie with a lower id.
+  [[nodiscard]] float least_bound() const noexcept {
+    return mutated(Mutation::reject_ties) ? std::nextafter(tau_, std::numeric_limits<float>::infinity()) : tau_;
+  }
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
   [[nodiscard]] std::int32_t k() const noexcept { return k_; }
   [[nodiscard]] std::int64_t compactions() const noexcept { return compactions_; }
