@@ -11,8 +11,11 @@
 namespace dosa::cpu {
 namespace {
 
-// Predicted work above which a group is scored in full: predictions err by a few percent.
-constexpr double kTooLoose = 0.93;
+// Predicted work above which a group is scored in full: predictions err by several percent.
+constexpr double kTooLoose = 0.9;
+constexpr double kPlanningKeys = 2500;
+// After each group that was too loose in a row, twice as many go unplanned: neighbours are alike, and planning costs time.
+constexpr int kMostUnplanned = 16;
 // Best panel scores from which tau is read or, where K of N is rarer than the panel resolves, extrapolated.
 constexpr int kTailScores = 32;
 // Queries of a group whose predicted work decides for all of it.
@@ -51,32 +54,43 @@ void CpuGroup::certify() {
   if (count == 0) return;
   ScopedTimer timer(stats_.seconds_certify);
   const std::span<QueryState* const> screened{list, count};
+  const bool may_give_up = options().method == Method::automatic;
+  if (may_give_up && unplanned_groups_ > 0) {
+    --unplanned_groups_;
+    give_up(screened);
+    return;
+  }
   sample_keys(common);
   SampledQuery samples[max_queries];
-  for (std::size_t i = 0; i < screened.size(); ++i) samples[i] = sample_query(*screened[i]);
   SampledQuery planned[kPlannedQueries];
-  const std::size_t planned_count = std::min<std::size_t>(kPlannedQueries, screened.size());
-  for (std::size_t i = 0; i < planned_count; ++i) planned[i] = samples[(2 * i + 1) * screened.size() / (2 * planned_count)];
+  const std::size_t planned_count = std::min<std::size_t>(kPlannedQueries, count);
+  const auto planned_at = [&](std::size_t i) { return (2 * i + 1) * count / (2 * planned_count); };
+  for (std::size_t i = 0; i < planned_count; ++i) planned[i] = samples[planned_at(i)] = sample_query(*screened[planned_at(i)]);
   const ChosenCertificate chosen = choose_certificate({planned, planned_count}, options().certificate, context_.prices, plan_,
                                                       prediction_scratch());
   plan_ = chosen.plan;
-
-  const bool too_loose = options().method == Method::automatic && chosen.work.total > kTooLoose;
-  for (std::size_t i = 0; i < screened.size(); ++i) {
-    QueryState& query = *screened[i];
-    query.report.predicted_work = static_cast<float>(chosen.work.total);
-    if (part_ == 0) {
-      stats_.predicted_work += chosen.work.total;
-      stats_.planned_rows += 1;
-    }
-    if (too_loose) {
-      query.path = Path::full_loose;
-    } else {
-      build(query, samples[i]);
-    }
-    if (query.path != Path::dosa) query.records.clear();  // every key is scored anew, witnesses included
-    query.report.path = query.path;
+  // Planning costs as much as scoring so many keys in full, whatever the range.
+  const double work = chosen.work.total + kPlanningKeys / static_cast<double>(common.size());
+  for (QueryState* query : screened) query->report.predicted_work = static_cast<float>(work);
+  if (part_ == 0) {
+    stats_.predicted_work += work * static_cast<double>(count);
+    stats_.planned_rows += static_cast<double>(count);
   }
+  if (may_give_up && work > kTooLoose) {
+    unplanned_groups_ = std::min(kMostUnplanned, 1 << loose_groups_++);
+    give_up(screened);
+    return;
+  }
+  loose_groups_ = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (samples[i].query.heads == 0) samples[i] = sample_query(*screened[i]);
+    build(*screened[i], samples[i]);
+    screened[i]->report.path = screened[i]->path;
+  }
+}
+
+void CpuGroup::give_up(std::span<QueryState* const> screened) {
+  for (QueryState* query : screened) query->report.path = query->path = Path::full_loose;
 }
 
 PredictionScratch CpuGroup::prediction_scratch() const noexcept {

@@ -160,6 +160,7 @@ class CpuGroup final : public QueryGroup {
   // certify.cpp
   void sample_keys(VisibleRange common);
   [[nodiscard]] SampledQuery sample_query(QueryState& query);
+  void give_up(std::span<QueryState* const> screened);
   [[nodiscard]] QueryHeads load_heads(const QueryState& query);
   [[nodiscard]] PredictionScratch prediction_scratch() const noexcept;
   void build(QueryState& query, const SampledQuery& sample);
@@ -170,7 +171,8 @@ class CpuGroup final : public QueryGroup {
   void bound_panel(const QueryState& query, std::int64_t first, float* bounds) const;
   void refine_query(QueryState& query, VisibleRange range);
   [[nodiscard]] std::int64_t drop_witnesses(const QueryState& query, std::int64_t first, std::int64_t count) const;
-  void refine_positions(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count);
+  void refine_all(QueryState& query, std::int64_t first, std::int64_t count);
+  void refine_best_first(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count);
 
   // select.cpp
   void keep_winners(QueryState& query);
@@ -186,7 +188,10 @@ class CpuGroup final : public QueryGroup {
   int part_ = 0;
   VisibleRange slice_;
   bool sliced_ = false;  // slice_ is one of this group's
-  CertificatePlan plan_{{Form::extended, 15, 1}, ScreenPrecision::i8};  // of the last group: where the next choice starts
+  // What the next group learns from this worker's last ones.
+  CertificatePlan plan_{{Form::extended, 15, 1}, ScreenPrecision::i8};
+  int loose_groups_ = 0;  // groups in a row whose certificates were too loose to pay
+  int unplanned_groups_ = 0;  // groups still to be scored in full without planning
   int panel_keys_ = 0;
   std::int64_t winners_ = 0;
 };

@@ -212,19 +212,30 @@ void bound_panel(const BoundArgs& args, float* HWY_RESTRICT bounds) {
   }
 }
 
-void norm_panel(const float* HWY_RESTRICT panel, int dim, float* HWY_RESTRICT square, float* HWY_RESTRICT square_e) {
+void norm_panel(const float* HWY_RESTRICT panel, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
   const F32 d;
-  const VF quarter = hn::Set(d, 0.25F), minus_four = hn::Set(d, -4.0F);
-  for (int key = 0; key < kPanelKeys; key += static_cast<int>(hn::Lanes(d))) {
-    VF sum = hn::Zero(d), sum_e = hn::Zero(d);
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const VF quarter = hn::Set(d, 0.25F), minus_four = hn::Set(d, -4.0F), factor = hn::Set(d, norm_factor(dim));
+  const VF zero = hn::Zero(d), smallest = hn::Set(d, kSmallestSquare);
+  for (int key = 0; key < kPanelKeys; key += chunk_keys()) {
+    VF n0 = zero, n1 = zero, n2 = zero, e0 = zero, e1 = zero, e2 = zero;
+    const auto add = [&](const float* at, VF& n, VF& e) HWY_ATTR {
+      const VF k = hn::LoadU(d, at);
+      const VF rest = hn::MulAdd(minus_four, hn::Round(hn::Mul(k, quarter)), k);  // exact
+      n = hn::MulAdd(k, k, n);
+      e = hn::MulAdd(rest, rest, e);
+    };
     for (int i = 0; i < dim; ++i) {
-      const VF k = hn::LoadU(d, panel + i * kPanelKeys + key);
-      const VF e = hn::MulAdd(minus_four, hn::Round(hn::Mul(k, quarter)), k);  // exact
-      sum = hn::MulAdd(k, k, sum);
-      sum_e = hn::MulAdd(e, e, sum_e);
+      const float* at = panel + i * kPanelKeys + key;
+      add(at, n0, e0), add(at + lanes, n1, e1), add(at + 2 * lanes, n2, e2);
     }
-    hn::StoreU(sum, d, square + key);
-    hn::StoreU(sum_e, d, square_e + key);
+    const auto store = [&](VF n, VF e, int at) HWY_ATTR {
+      // A NaN sum compares false and stays.
+      const VF raised = hn::IfThenElse(hn::Lt(n, smallest), smallest, n);
+      hn::StoreU(hn::IfThenZeroElse(hn::Eq(n, zero), hn::Mul(hn::Sqrt(raised), factor)), d, rho + key + at);
+      hn::StoreU(hn::Mul(hn::Sqrt(e), factor), d, rho_e + key + at);
+    };
+    store(n0, e0, 0), store(n1, e1, lanes), store(n2, e2, 2 * lanes);
   }
 }
 

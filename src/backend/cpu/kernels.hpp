@@ -4,6 +4,7 @@
 // order, the reference order, whatever the vector width. Query rows are packed in groups of four: [group][dim][4].
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -54,6 +55,11 @@ struct IntegerBoundArgs {
   float c_e;
 };
 
+/// What norm_panel multiplies f32 square roots with. An f32 chain of dim squares errs by gamma(128) < 2^-16.9, its root by half
+/// of that; the root, this product and this constant round once each.
+inline float norm_factor(int dim) noexcept { return static_cast<float>((1.0 + 0x1p-17) / std::sqrt(static_cast<double>(dim))); }
+inline constexpr float kSmallestSquare = 0x1p-12F;  // norms of keys that are not zero count as 2^-6 at least
+
 struct Kernels {
   std::string_view name;
 
@@ -65,8 +71,9 @@ struct Kernels {
   void (*dot_panel)(const float* panel, const float* q, int dim, int rows, float* x, std::int64_t stride);
   /// fl(alpha * u) [48].
   void (*bound_panel)(const BoundArgs& args, float* bounds);
-  /// Per key: sum of squares, and sum of squares of k - 4 k8, as f32 FMA chains (NaN if the key holds a NaN byte).
-  void (*norm_panel)(const float* panel, int dim, float* square, float* square_e);
+  /// Per key: rho with rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, NaN if the key holds a NaN byte; and rho_e with
+  /// rho_e sqrt(dim) >= ||k - 4 k8||. At most 2^-16 too large, relatively.
+  void (*norm_panel)(const float* panel, int dim, float* rho, float* rho_e);
 
   /// Positions i in [0, n) with !(u[i] < low), ascending; returns their number. `out` has room for n.
   std::int64_t (*collect_at_least)(const float* u, std::int64_t n, float low, std::int32_t* out);

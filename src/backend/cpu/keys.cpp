@@ -1,22 +1,13 @@
 #include "backend/cpu/keys.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "base/numeric.hpp"
 
 namespace dosa::cpu {
 namespace {
 
 constexpr int kMaxKeyBytes = 128;
 alignas(64) constexpr std::uint8_t kZeroRow[kMaxKeyBytes] = {};
-
-// rho with rho * sqrt(dim) >= sqrt(exact sum of squares), from the sum as an f32 FMA chain. The chain errs by at most
-// gamma(dim) relative (squares of E4M3 values are far from underflow); the rest is done in f64 and rounded up.
-float norm_summary(float square, int dim) noexcept {
-  return round_up(std::sqrt(static_cast<double>(square) * (1.0 + 2.0 * gamma_n(dim)) / dim) * (1.0 + 0x1p-50));
-}
 
 }  // namespace
 
@@ -44,27 +35,20 @@ std::int64_t summarize_keys(const Kernels& kernels, const KeySource& keys, std::
                             const KeySummaries& summaries) {
   alignas(64) float panel[kMaxKeyBytes * kPanelKeys];
   alignas(64) std::uint8_t copies[kMaxKeyBytes * kPanelKeys];
-  float square[kPanelKeys];
-  float square_e[kPanelKeys];
   const std::uint8_t* rows[kPanelKeys];
-  const double smallest = 0x1p-6;
   std::int64_t exempt = 0;
   for (std::int64_t first = begin; first < end; first += kPanelKeys) {
     keys.load(first, keys.count, copies, rows);
     kernels.pack_panel(rows, keys.dim, panel);
-    kernels.norm_panel(panel, keys.dim, square, square_e);
-    for (int i = 0; i < kPanelKeys; ++i) {
-      const std::int64_t key = first + i;
+    kernels.norm_panel(panel, keys.dim, summaries.rho + first, summaries.rho_e + first);
+    for (std::int64_t key = first; key < first + kPanelKeys; ++key) {
       const float scale = key < keys.count ? keys.scale(key) : 0.0F;
-      const bool is_exempt = std::isnan(square[i]) || !(scale >= 0.0F) || std::isinf(scale);
-      exempt += is_exempt ? 1 : 0;
+      const bool is_exempt = std::isnan(summaries.rho[key]) || !(scale >= 0.0F) || std::isinf(scale);
       summaries.alpha[key] = is_exempt ? 1.0F : scale;
-      summaries.rho[key] = is_exempt          ? std::numeric_limits<float>::infinity()
-                           : square[i] == 0.0F ? 0.0F
-                                               : norm_summary(std::max(square[i], static_cast<float>(smallest * smallest)), keys.dim);
-      if (summaries.rho_e != nullptr) {
-        summaries.rho_e[key] = is_exempt || square_e[i] == 0.0F ? 0.0F : norm_summary(square_e[i], keys.dim);
-      }
+      if (!is_exempt) continue;
+      ++exempt;
+      summaries.rho[key] = std::numeric_limits<float>::infinity();
+      summaries.rho_e[key] = 0.0F;
     }
   }
   return exempt;

@@ -9,7 +9,7 @@
 namespace dosa::cpu {
 namespace {
 
-constexpr int kRefineChunk = 10 * kPanelKeys;
+constexpr std::int32_t kRefineChunk = 4 * kPanelKeys;  // keys between two looks at tau
 
 }  // namespace
 
@@ -69,30 +69,36 @@ void CpuGroup::refine() {
   }
 }
 
-// Largest bounds first. With at least K records tau is known and U < tau rejects. Before that, the keys with the largest
-// bounds are the best witnesses there are.
+// Largest bounds first. Before tau is known, the keys with the largest bounds are the best witnesses there are; then
+// U < tau rejects.
 void CpuGroup::refine_query(QueryState& query, VisibleRange range) {
   const float* bounds = bounds_of(query) + (range.begin - slice_.begin);
   const std::int64_t n = range.size();
   const std::int64_t k = query.records.k();
   std::int32_t* positions = scratch_.positions;
-  float high = std::numeric_limits<float>::infinity();
-  std::int64_t count = 0;
-
+  const auto survivors = [&](std::int64_t count) {
+    count = drop_witnesses(query, range.begin, count);
+    stats_.survivors += count;
+    query.report.survivors += count;
+    return count;
+  };
   stats_.screened += n;
-  if (query.records.tau() == -std::numeric_limits<float>::infinity()) {
-    for (std::int64_t want = k + k / 4; count < k; want *= 2) {
-      high = guess_threshold(bounds, n, want, threshold_sample());
-      count = drop_witnesses(query, range.begin, context_.kernels.collect_at_least(bounds, n, high, positions));
-      if (want >= n) break;
-    }
-    refine_positions(query, bounds, range.begin, count);
-    query.records.compact();
-    count = context_.kernels.collect_between(bounds, n, query.records.tau(), high, positions);
-  } else {
-    count = context_.kernels.collect_at_least(bounds, n, query.records.tau(), positions);
+  if (query.records.tau() > -std::numeric_limits<float>::infinity()) {
+    const std::int64_t count = survivors(context_.kernels.collect_at_least(bounds, n, query.records.least_bound(), positions));
+    refine_best_first(query, bounds, range.begin, count);
+    return;
   }
-  refine_positions(query, bounds, range.begin, drop_witnesses(query, range.begin, count));
+  float high = -std::numeric_limits<float>::infinity();
+  std::int64_t count = 0;
+  for (std::int64_t want = k + k / 4; count < k; want *= 2) {
+    high = guess_threshold(bounds, n, want, threshold_sample());
+    count = context_.kernels.collect_at_least(bounds, n, high, positions);
+    if (want >= n) break;
+  }
+  refine_all(query, range.begin, survivors(count));
+  query.records.compact();
+  count = survivors(context_.kernels.collect_between(bounds, n, query.records.least_bound(), high, positions));
+  refine_best_first(query, bounds, range.begin, count);
 }
 
 // Witnesses are records already and must not be recorded twice. Positions and witnesses both ascend.
@@ -108,26 +114,33 @@ std::int64_t CpuGroup::drop_witnesses(const QueryState& query, std::int64_t firs
   return kept;
 }
 
-void CpuGroup::refine_positions(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count) {
-  stats_.survivors += count;
-  query.report.survivors += count;
+// Every collected key, in the order of the keys.
+void CpuGroup::refine_all(QueryState& query, std::int64_t first, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) scratch_.positions[i] += static_cast<std::int32_t>(first);
+  score_keys(query, {scratch_.positions, static_cast<std::size_t>(count)});
+  stats_.refined += count;
+  query.report.refined += count;
+}
+
+// The collected keys from the largest bound down, until tau has risen above the rest.
+void CpuGroup::refine_best_first(QueryState& query, const float* bounds, std::int64_t first, std::int64_t count) {
   Record* ordered = scratch_.ordered;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int32_t at = scratch_.positions[i];
-    const float bound = std::isnan(bounds[at]) ? std::numeric_limits<float>::infinity() : bounds[at];
-    ordered[i] = make_record(bound, at);
+    ordered[i] = make_record(std::isnan(bounds[at]) ? std::numeric_limits<float>::infinity() : bounds[at], at);
   }
   sorter_(ordered, static_cast<std::size_t>(count), hwy::SortAscending());
 
-  // In chunks, tau rising in between. Compacting costs about as much as scoring a tenth of a chunk.
+  // tau rises whenever the records are compacted, which costs about as much as scoring a few hundred keys.
+  const std::int32_t full = query.records.k() + std::max(kRefineChunk, query.records.k() / 2);
   std::int32_t ids[kRefineChunk];
   std::int64_t done = 0;
-  while (done < count && !(score_of(ordered[done]) < query.records.tau())) {
+  while (done < count && !(score_of(ordered[done]) < query.records.least_bound())) {
     const std::int64_t chunk = std::min<std::int64_t>(kRefineChunk, count - done);
     for (std::int64_t i = 0; i < chunk; ++i) ids[i] = static_cast<std::int32_t>(first + id_of(ordered[done + i]));
     score_keys(query, {ids, static_cast<std::size_t>(chunk)});
     done += chunk;
-    if (query.records.size() > query.records.k()) query.records.compact();
+    if (query.records.size() >= full) query.records.compact();
   }
   stats_.refined += done;
   query.report.refined += done;

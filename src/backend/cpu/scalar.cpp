@@ -51,7 +51,7 @@ void bound_panel(const BoundArgs& args, float* bounds) {
   }
 }
 
-void norm_panel(const float* panel, int dim, float* square, float* square_e) {
+void norm_panel(const float* panel, int dim, float* rho, float* rho_e) {
   for (int key = 0; key < kPanelKeys; ++key) {
     float sum = 0.0F;
     float sum_e = 0.0F;
@@ -61,8 +61,8 @@ void norm_panel(const float* panel, int dim, float* square, float* square_e) {
       sum = std::fma(k, k, sum);
       sum_e = std::fma(e, e, sum_e);
     }
-    square[key] = sum;
-    square_e[key] = sum_e;
+    rho[key] = sum == 0.0F ? 0.0F : std::sqrt(sum < kSmallestSquare ? kSmallestSquare : sum) * norm_factor(dim);
+    rho_e[key] = std::sqrt(sum_e) * norm_factor(dim);
   }
 }
 

@@ -44,10 +44,10 @@ void CpuGroup::score_in_full() {
     query.records.clear();  // witnesses of a row that fell back are scored again; tau still holds
     stats_.full += query.visible.size();
   }
-  if (options().method == Method::dense) {
-    score_stored();
-  } else {
+  if (options().method == Method::fused) {
     score_streamed();
+  } else {
+    score_stored();
   }
 }
 
@@ -63,7 +63,7 @@ void CpuGroup::visit_full_panels(VisibleRange range, const Visit& visit) {
       [&](QueryState& query, std::int64_t first) { visit(query, first, scale); });
 }
 
-// dense: the scores of a slice are kept, then the best are taken.
+// dense, and every fallback to it: the scores of a slice are kept, then the best are taken.
 void CpuGroup::score_stored() {
   const VisibleRange hull = hull_of([&](const QueryState& query) { return is_scored_in_full(query); });
   for (std::int64_t begin = hull.begin; begin < hull.end; begin += context_.sizes.slice_keys) {
