@@ -9,8 +9,7 @@ namespace {
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 int auxiliary_rows(const CertificatePlan& plan) {
-  if (plan.choice.form == Form::base) return plan.choice.aggregates;
-  return plan.precision == ScreenPrecision::i8 ? 2 : 1;
+  return plan.choice.form == Form::base ? plan.choice.aggregates : 1;
 }
 
 CertificatePlan with_rows(CertificatePlan plan, int rows) {

@@ -11,7 +11,7 @@
 namespace dosa {
 namespace {
 
-constexpr int kMaxRow = 127;           // magnitude of an int8 row's components
+constexpr double kMaxRow = 127;        // magnitude of an int8 row's components
 constexpr double kQuarter = 4;         // step of keys and heads
 constexpr int kLanes = 8;              // independent f64 sums
 constexpr double kRelative = 0x1p-40;  // more than any sum or product formed here in f64 loses
@@ -37,24 +37,26 @@ void add(Vector& to, double factor, const Vector& from) {
   for (int d = 0; d < kMaxDim; ++d) to[d] += factor * from[d];
 }
 
-// The smallest power of two s with largest <= 127 s, at least 2^-120 so that weights stay normal.
+// The step of a row whose largest component becomes 127, as f32: it is part of a weight. At least 2^-120, so that
+// weights stay normal.
 double step_for(double largest) {
-  int exponent = 0;
-  const double mantissa = std::frexp(largest / kMaxRow, &exponent);  // in [1/2, 1)
-  if (mantissa == 0.5) --exponent;
-  return std::ldexp(1.0, std::max(exponent, -120));
+  return static_cast<double>(std::max(static_cast<float>(largest / kMaxRow), 0x1p-120F));
 }
 
-// row = round(y / step), clipped; y becomes the rest y - step * row. Returns the largest |row|.
-int quantize(Vector& y, int dim, double step, std::int8_t* row) {
-  int largest = 0;
+// To nearest, ties to even, for |x| < 2^51: the sum has no room for a fraction. A library call per component would cost
+// more than everything else here.
+double round_to_even(double x) { return (x + 0x1.8p52) - 0x1.8p52; }
+
+// row = round(y / step), clipped; y becomes the rest y - step * row. Returns ||step * row||.
+double quantize(Vector& y, int dim, double step, std::int8_t* row) {
+  Vector kept{};
   for (int d = 0; d < dim; ++d) {
-    const int value = std::clamp(static_cast<int>(std::nearbyint(y[d] / step)), -kMaxRow, kMaxRow);
+    const double value = std::clamp(round_to_even(y[d] / step), -kMaxRow, kMaxRow);
+    kept[d] = step * value;
     row[d] = static_cast<std::int8_t>(value);
-    y[d] -= step * value;
-    largest = std::max(largest, std::abs(value));
   }
-  return largest;
+  add(y, -1, kept);
+  return norm(kept);
 }
 
 double largest_magnitude(const Vector& y) {
@@ -92,20 +94,21 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
                                 std::span<const float> aux_rows, std::span<std::int8_t> rows,
                                 const Allowances& allowances) {
   IntegerCertificate out;
+  out.exempt = certificate.exempt;
+  if (certificate.exempt) return out;
   const int dim = query.dim;
   const int relu_rows = certificate.rows - certificate.linear_rows;
-  if (certificate.exempt || relu_rows + 2 * certificate.linear_rows > kMaxBoundRows) {
-    out.exempt = true;
-    return out;
-  }
-  const auto row_at = [&](int j) { return rows.data() + static_cast<std::size_t>(j) * dim; };
+  out.rows = certificate.rows;
+  out.linear_rows = certificate.linear_rows;
 
-  // Relu rows: retained heads in steps of 4, auxiliary ones in steps of a power of two. y keeps the exact vectors, rest
-  // what rounding took from them, step the weight's share of the scale.
+  // Heads in steps of 4, auxiliary rows in steps of a 127th of their largest component. y keeps the exact vectors, rest
+  // what rounding took from them; of the linear rows only the sums.
   Vectors y, rest;  // filled row by row: zeroing them whole would cost more than the rest
+  Vector linear{}, linear_rest{};
   std::array<double, kMaxBoundRows> value{}, step{};
   double unscreened_dots = 0;  // sum over retained heads of |w_h| ||q_h||: screen and reference dots differ
-  for (int j = 0; j < relu_rows; ++j) {
+  double linear_size = 0;      // sum over linear rows of what their products may reach per unit of ||4 k8||
+  for (int j = 0; j < out.rows; ++j) {
     const bool retained = j < certificate.retained;
     const float* from = retained ? query.q.data() + static_cast<std::size_t>(certificate.head[j]) * dim
                                  : aux_rows.data() + static_cast<std::size_t>(j - certificate.retained) * dim;
@@ -114,42 +117,19 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
     rest[j] = y[j];
     value[j] = certificate.weight[j];
     step[j] = retained ? kQuarter : step_for(largest_magnitude(y[j]));
-    quantize(rest[j], dim, step[j], row_at(j));
+    const double size = quantize(rest[j], dim, step[j], rows.data() + static_cast<std::size_t>(j) * dim);
     if (retained) unscreened_dots += std::abs(static_cast<double>(query.w[certificate.head[j]])) * norm(y[j]);
-  }
-  out.rows = relu_rows;
-
-  // Linear rows: a high and a low row, the low one dropped where the high one is exact.
-  Vector linear{}, linear_rest{};
-  double pair_size = 0;  // sum of step * ||row||, for the chain's rounding
-  for (int j = relu_rows; j < certificate.rows; ++j) {
-    Vector vector{};
-    std::copy_n(aux_rows.data() + static_cast<std::size_t>(j - certificate.retained) * dim, dim, vector.begin());
-    const double v = certificate.weight[j];
-    add(linear, v, vector);
-    for (int part = 0; part < 2; ++part) {
-      const double size = step_for(largest_magnitude(vector));
-      std::int8_t* row = row_at(out.rows);
-      if (quantize(vector, dim, size, row) == 0) continue;
-      double square = 0;
-      for (int d = 0; d < dim; ++d) square += static_cast<double>(row[d]) * row[d];
-      value[out.rows] = v;
-      step[out.rows] = size;
-      pair_size += std::abs(v) * size * std::sqrt(square);
-      ++out.rows;
-      ++out.linear_rows;
-    }
-    add(linear_rest, v, vector);
+    if (j < relu_rows) continue;
+    add(linear, value[j], y[j]);
+    add(linear_rest, value[j], rest[j]);
+    linear_size += std::abs(value[j]) * size;
   }
 
   // Section 6: rounding of rows meets ||4 k8|| <= ||k|| + ||e||, rounding of keys meets ||e||.
-  std::array<double, kMaxBoundRows> factor{};
-  for (int j = 0; j < relu_rows; ++j) factor[j] = value[j];
   const double scale = allowances.scale;
   const double chain = gamma_n(out.rows);
-  const double per_row_error =
-      scale * (joint_norm(rest, factor, relu_rows, linear_rest) + chain * pair_size * (1 + kRelative));
-  const double per_key_error = scale * joint_norm(y, factor, relu_rows, linear);
+  const double per_row_error = scale * (joint_norm(rest, value, relu_rows, linear_rest) + chain * linear_size);
+  const double per_key_error = scale * joint_norm(y, value, relu_rows, linear);
   const double dots = scale * gamma_n(dim - 1) * (1 + gamma_n(query.heads)) * unscreened_dots;
   const double root = std::sqrt(static_cast<double>(dim));
   const double floor = scale * 0x1p-143 * (out.rows + 2);
@@ -165,7 +145,7 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
     const double exact = kQuarter * step[j] * value[j];  // k8 counts steps of 4, the row steps of step[j]
     const double loss = scale * gamma_n(out.rows - j);
     if (j >= relu_rows)
-      out.weight[j] = static_cast<float>(exact);  // a power of two
+      out.weight[j] = static_cast<float>(exact);  // exact: -4 times an f32
     else if (exact >= 0)
       out.weight[j] = up(exact / (1 - loss) * widen);
     else

@@ -32,10 +32,9 @@ struct IntegerCertificate {
   float c_e = 0;
 };
 
-/// Rounds a certificate's rows to integers and bounds what that loses. A linear auxiliary vector becomes two rows, a
-/// relu one stays one; `rows` has room for kMaxBoundRows * dim and receives [result.rows, dim]. The first
-/// certificate.retained rows are its heads in order. Exempt if the certificate is, if the rows would be more than
-/// kMaxBoundRows, or if a number overflows. Cost: about 10 us for 16 rows; grows with rows^2.
+/// Rounds a certificate's rows to integers, one for one, and bounds what that loses. `rows` has room for kMaxBoundRows
+/// * dim and receives [result.rows, dim]. Exempt if the certificate is, or if a number overflows. Cost: about 10 us for
+/// 16 rows; grows with rows^2.
 IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads& query,
                                 std::span<const float> aux_rows, std::span<std::int8_t> rows,
                                 const Allowances& allowances = {});

@@ -452,18 +452,19 @@ struct Expected {
     const int relu_rows = c_.rows - c_.linear_rows;
     std::vector<Vector> by_key, by_row;
     Vector half_key(s.dim, 0.0), half_row(s.dim, 0.0), rest = stored;
-    double pair = 0, own_dots = 0;
+    double linear_size = 0, own_dots = 0, largest = 0;
+    for (const double x : stored) largest = std::max(largest, std::abs(x));
     for (int j = 0; j < integer.rows; ++j) {
       Vector row(s.dim);
       for (int d = 0; d < s.dim; ++d) row[d] = built.integer_rows[j * s.dim + d];
       if (j >= relu_rows) {
-        const double step = -integer.weight[j] / 4;
+        const double step = -static_cast<double>(integer.weight[j]) / 4;
         add(rest, -step, row);
-        pair += step * norm(row);
+        linear_size += step * norm(row);
         continue;
       }
       Vector y = j < c_.retained ? q[c_.head[j]] : stored;
-      const double step = j < c_.retained ? 4 : std::exp2(std::round(std::log2(-integer.weight[j] / 4)));
+      const double step = j < c_.retained ? 4 : static_cast<double>(static_cast<float>(largest / 127));
       Vector lost = y;
       add(lost, -step, row);
       for (int d = 0; d < s.dim; ++d) y[d] *= c_.weight[j], lost[d] *= c_.weight[j];
@@ -473,7 +474,7 @@ struct Expected {
         own_dots += std::abs(static_cast<double>(s.w[c_.head[j]])) * (1 + gamma(s.heads)) * e * norm(q[c_.head[j]]);
     }
     if (linear && c_.rows > c_.retained) add(half_key, -1, stored), add(half_row, -1, rest);
-    const double per_row = norm(half_row) + 0.5 * absolute_root(by_row) + gamma(integer.rows) * pair;
+    const double per_row = norm(half_row) + 0.5 * absolute_root(by_row) + gamma(integer.rows) * linear_size;
     const double per_key = norm(half_key) + 0.5 * absolute_root(by_key);
     const double unit = std::sqrt(static_cast<double>(s.dim)) / (1 - gamma(integer.rows + 2));
     integer_c = c_.c / (1 - gamma(integer.rows + 2)) + unit * (per_row + own_dots);
@@ -732,15 +733,14 @@ TEST(IntegerScreen, ExactHeadsAndKeysLeaveOnlyRounding) {
   }
 }
 
-TEST(IntegerScreen, LinearRowsArePairs) {
+TEST(IntegerScreen, HasTheRowsOfTheCertificate) {
   const Sample s = random_sample(50, 32, 128, Heads::gaussian, Weights::mixed, 1.0F);
-  const Built extended(s, {Form::extended, 6, 1}), base(s, {Form::base, 6, 2});
-  EXPECT_EQ(extended.integer.rows, extended.certificate.rows + 1);
-  EXPECT_EQ(extended.integer.linear_rows, 2);
-  EXPECT_EQ(base.integer.rows, base.certificate.rows);
-  EXPECT_EQ(base.integer.linear_rows, 0);
-  const Built wide(s, {Form::extended, kMaxBoundRows, 1});
-  EXPECT_TRUE(wide.integer.exempt || wide.integer.rows <= kMaxBoundRows);
+  for (const Form form : kForms) {
+    const Built built(s, {form, form == Form::absolute ? 31 : 6, 2});
+    ASSERT_FALSE(built.integer.exempt);
+    EXPECT_EQ(built.integer.rows, built.certificate.rows);
+    EXPECT_EQ(built.integer.linear_rows, built.certificate.linear_rows);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
