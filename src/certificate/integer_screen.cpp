@@ -102,9 +102,10 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
   out.linear_rows = certificate.linear_rows;
 
   // Heads in steps of 4, auxiliary rows in steps of a 127th of their largest component. y keeps the exact vectors, rest
-  // what rounding took from them; of the linear rows only the sums.
+  // what rounding took from them; of the linear rows only the sums. The linear half of what the relu rows lost is
+  // known, so a linear row takes it along.
   Vectors y, rest;  // filled row by row: zeroing them whole would cost more than the rest
-  Vector linear{}, linear_rest{};
+  Vector linear{}, linear_rest{}, half{};
   std::array<double, kMaxBoundRows> value{}, step{};
   double unscreened_dots = 0;  // sum over retained heads of |w_h| ||q_h||: screen and reference dots differ
   double linear_size = 0;      // sum over linear rows of what their products may reach per unit of ||4 k8||
@@ -116,10 +117,17 @@ IntegerCertificate make_integer(const Certificate& certificate, const QueryHeads
     std::copy_n(from, dim, y[j].begin());
     rest[j] = y[j];
     value[j] = certificate.weight[j];
-    step[j] = retained ? kQuarter : step_for(largest_magnitude(y[j]));
+    if (j == relu_rows) {
+      add(rest[j], 1 / value[j], half);
+      add(linear_rest, -1, half);
+    }
+    step[j] = retained ? kQuarter : step_for(largest_magnitude(rest[j]));
     const double size = quantize(rest[j], dim, step[j], rows.data() + static_cast<std::size_t>(j) * dim);
     if (retained) unscreened_dots += std::abs(static_cast<double>(query.w[certificate.head[j]])) * norm(y[j]);
-    if (j < relu_rows) continue;
+    if (j < relu_rows) {
+      add(half, 0.5 * value[j], rest[j]);
+      continue;
+    }
     add(linear, value[j], y[j]);
     add(linear_rest, value[j], rest[j]);
     linear_size += std::abs(value[j]) * size;
