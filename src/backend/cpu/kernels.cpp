@@ -3,8 +3,9 @@
 
 #include <array>
 
-// SSE has no fused multiply-add. AVX3_DL (VNNI, VBMI) is off in Highway 1.0.3 unless asked for.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+// SSE has no fused multiply-add; SVE vectors cannot be kept in arrays, as the dots are. AVX3_DL (VNNI, VBMI) is off in
+// Highway 1.0.3 unless asked for.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #define HWY_WANT_AVX3_DL
 
 #undef HWY_TARGET_INCLUDE

@@ -12,7 +12,7 @@
 #endif
 
 // The targets that kernels.cpp compiles.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/peak.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
