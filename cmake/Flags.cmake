@@ -2,7 +2,7 @@
 # - no fused multiply-add that the source does not ask for (GCC and clang contract by default);
 # - no -ffast-math and no relative of it;
 # - no -march=native: Highway compiles each kernel for several instruction sets and picks at run time.
-add_compile_options(-ffp-contract=off)
+add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off>)  # nvcc: Cuda.cmake
 
 if(DOSA_SANITIZE)
   add_compile_options(-fsanitize=${DOSA_SANITIZE} -fno-omit-frame-pointer)
@@ -18,9 +18,9 @@ endif()
 
 if(PROJECT_IS_TOP_LEVEL)
   # Signed/unsigned mixes are left out: sizes of views are int64, sizes of containers are size_t.
-  add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>"
                       $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor> $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>)
   if(DOSA_WERROR)
-    add_compile_options(-Werror)
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
   endif()
 endif()

@@ -1,0 +1,159 @@
+// Thin names over the instructions that CUDA C++ has no words for. Addresses in shared memory are 32-bit (see `shared`).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace dosa::cuda::ptx {
+
+__device__ __forceinline__ std::uint32_t shared(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Barriers in shared memory (mbarrier). A barrier's phase ends when all arrivals and all announced bytes are in; waiters
+// name the parity of the phase they wait for: 0 first, then 1, 0, ...
+
+using Barrier = std::uint64_t;
+
+__device__ __forceinline__ void init(Barrier* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared(barrier)), "r"(arrivals) : "memory");
+}
+
+/// Makes initialised barriers visible to the copy engine and to other CTAs of the cluster.
+__device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(barrier)) : "memory");
+}
+
+/// Arrives at the same barrier of another CTA of the cluster.
+__device__ __forceinline__ void arrive_at(Barrier* barrier, unsigned cta) {
+  asm volatile(
+      "{ .reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(shared(barrier)),
+      "r"(cta)
+      : "memory");
+}
+
+/// Arrives and announces bytes that asynchronous copies will bring.
+__device__ __forceinline__ void arrive_and_expect(Barrier* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(barrier)), "r"(bytes) : "memory");
+}
+
+/// Arrives when all cp.async of this thread so far have landed.
+__device__ __forceinline__ void arrive_after_copies(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared(barrier)) : "memory");
+}
+
+/// kCluster: acquires at cluster scope, for barriers at which other CTAs arrive.
+template <bool kCluster = false>
+__device__ __forceinline__ bool try_wait(Barrier* barrier, unsigned parity) {
+  std::uint32_t done;
+  if constexpr (kCluster) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared(barrier)), "r"(parity)
+        : "memory");
+  } else {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared(barrier)), "r"(parity)
+        : "memory");
+  }
+  return done != 0;
+}
+
+template <bool kCluster = false>
+__device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
+  while (!try_wait<kCluster>(barrier, parity)) {
+  }
+}
+
+// Copies.
+
+/// A box of a two-dimensional tensor map at (column, row) to shared memory; the barrier receives its bytes.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          shared(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared(barrier))
+      : "memory");
+}
+
+/// The same to every CTA of the cluster whose bit is set: to the same address, with the same barrier, in each.
+__device__ __forceinline__ void copy_box_to_all(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier,
+                                                std::uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(shared(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared(barrier)), "h"(ctas)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// 16 bytes, past L1; zeros unless `valid`, and then `from` is not read.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most kPending groups of this thread's copies are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Orders this thread's writes to shared memory before reads by tensor cores and copy engine.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Warpgroups and clusters.
+
+template <int kRegisters>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void drop_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// Hardware barriers 1..15 among `threads` threads of a CTA.
+__device__ __forceinline__ void named_wait(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+}  // namespace dosa::cuda::ptx

@@ -1,0 +1,13 @@
+// The score kernel, one instantiation a file: score_h*.cu.
+#pragma once
+
+#include "backend/cuda/layout.hpp"
+
+namespace dosa::cuda {
+
+using ScoreDefault = ScoreShape<4, 1, 1, true>;
+
+template <int kHeads, class Shape>
+cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStream_t stream);
+
+}  // namespace dosa::cuda

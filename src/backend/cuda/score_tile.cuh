@@ -1,0 +1,118 @@
+// The epilogue of a score: from the dots of 64 keys and 128 query-head columns to the reference scores, in the reference's
+// order of operations (score/reference.cpp), and where a lane's scores go.
+#pragma once
+
+#include <limits>
+
+#include "backend/cuda/layout.hpp"
+
+namespace dosa::cuda {
+
+/// Scores that a lane holds after the sums across its quad. Key halves: rows g and g + 8 of the accumulator.
+template <class Columns_>
+struct LaneScores {
+  using Columns = Columns_;
+  static constexpr int kRows = Columns::kQueries / Columns::kGroup;  // queries kGroup apart
+  static constexpr int kHalves = Columns::kGroup == kQuad ? 2 : 1;
+  float value[kRows][kHalves];
+
+  /// The first query of a lane, and the half of its only key where it holds one.
+  static __device__ int query(int in_quad) { return in_quad & (Columns::kGroup - 1); }
+  static __device__ int half(int in_quad) { return Columns::kGroup == 2 ? in_quad >> 1 : in_quad & 1; }
+};
+
+__device__ __forceinline__ float add_from_neighbour(float mine, float sent, int distance) {
+  return __fadd_rn(mine, __shfl_xor_sync(0xFFFFFFFFU, sent, distance));
+}
+
+/// Per lane: the chains of its even and odd heads, their sum times the key's scale. Across the quad: (p0 + p1) + (p2 + p3).
+template <class Columns>
+__device__ __forceinline__ LaneScores<Columns> sum_heads(const float (&dot)[Columns::kColumns / 2],
+                                                         const float (&weight)[Columns::kColumns / 4],
+                                                         const float (&scale)[2]) {
+  float part[Columns::kQueries][2];
+#pragma unroll
+  for (int slot = 0; slot < Columns::kQueries; ++slot) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float chain[2];
+#pragma unroll
+      for (int t = 0; t < Columns::kBlocks; ++t) {
+        const int j = slot * Columns::kBlocks + t;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float x = fmaxf(dot[4 * j + 2 * half + e], 0.0F);  // a NaN gives 0
+          chain[e] = t == 0 ? __fmul_rn(weight[2 * j + e], x) : __fmaf_rn(weight[2 * j + e], x, chain[e]);
+        }
+      }
+      part[slot][half] = __fmul_rn(__fadd_rn(chain[0], chain[1]), scale[half]);
+    }
+  }
+
+  LaneScores<Columns> scores;
+  const int in_quad = static_cast<int>(threadIdx.x) % kQuad;
+#pragma unroll
+  for (int row = 0; row < LaneScores<Columns>::kRows; ++row) {
+    float sum[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto at = [&](int slot) { return part[row * Columns::kGroup + slot][half]; };
+      if constexpr (Columns::kGroup == 4) {
+        sum[half] = add_from_neighbour(add_from_neighbour(at(0), at(1), 1), add_from_neighbour(at(2), at(3), 1), 2);
+      } else if constexpr (Columns::kGroup == 2) {
+        const float pair = add_from_neighbour(at(0), at(1), 1);
+        sum[half] = add_from_neighbour(pair, pair, 2);
+      } else {
+        const float pair = add_from_neighbour(at(0), at(0), 1);
+        sum[half] = add_from_neighbour(pair, pair, 2);
+      }
+    }
+    if constexpr (LaneScores<Columns>::kHalves == 2) {
+      scores.value[row][0] = sum[0];
+      scores.value[row][1] = sum[1];
+    } else {
+      scores.value[row][0] = LaneScores<Columns>::half(in_quad) == 0 ? sum[0] : sum[1];
+    }
+  }
+  return scores;
+}
+
+/// Where a lane's scores go, stage after stage.
+template <class Columns>
+class ScoreTarget {
+  using Lane = LaneScores<Columns>;
+
+ public:
+  /// `row` is the tile's first, `key` that of accumulator row g.
+  __device__ ScoreTarget(const ScoreArgs& args, int row, int key, int in_quad) : stride_(args.score_stride) {
+    const int first = row + Lane::query(in_quad);
+    if constexpr (Lane::kHalves == 1) key += 8 * Lane::half(in_quad);
+    rows_left_ = static_cast<int>(args.rows) - first;
+    keys_left_ = rows_left_ > 0 ? static_cast<int>(args.key_end) - key : 0;
+    to_ = args.scores + first * stride_ + (key - args.key_begin);
+  }
+
+  __device__ __forceinline__ void store(const LaneScores<Columns>& scores) const {
+#pragma unroll
+    for (int row = 0; row < Lane::kRows; ++row) {
+#pragma unroll
+      for (int half = 0; half < Lane::kHalves; ++half) {
+        const bool exists = row * Columns::kGroup < rows_left_ && 8 * half < keys_left_;
+        if (exists) to_[row * Columns::kGroup * stride_ + 8 * half] = scores.value[row][half];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void advance(int keys) {
+    to_ += keys;
+    keys_left_ -= keys;
+  }
+
+ private:
+  float* to_;
+  std::int64_t stride_;
+  int rows_left_;
+  int keys_left_;
+};
+
+}  // namespace dosa::cuda
