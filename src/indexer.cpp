@@ -52,11 +52,14 @@ std::optional<Error> check_shape(const ProblemShape& shape) {
 }
 
 template <typename Void>
-std::optional<Error> check_tensor(const char* name, const BasicTensorView<Void>& view, DType dtype,
+std::optional<Error> check_tensor(const char* name, const BasicTensorView<Void>& view, DType dtype, Device device,
                                   std::initializer_list<std::int64_t> shape) {
   const auto wrong = [&](std::string what) { return Error{ErrorCode::invalid_argument, fmt::format("{} {}", name, what)}; };
   if (view.dtype != dtype) return wrong(fmt::format("is {}; it must be {}", name_of(view.dtype), name_of(dtype)));
-  if (view.device != Device::cpu) return wrong("is on a GPU; the cpu backend reads host memory");
+  if (view.device != device) {
+    return wrong(device == Device::cpu ? "is on a GPU; the cpu backend reads host memory"
+                                       : "is in host memory; the cuda backend reads device memory");
+  }
   const std::span<const std::int64_t> seen{view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, view.max_rank))};
   if (!std::equal(seen.begin(), seen.end(), shape.begin(), shape.end())) {
     return wrong(fmt::format("has shape [{}]; it must be [{}]", fmt::join(seen, ", "), fmt::join(shape, ", ")));
@@ -68,28 +71,29 @@ std::optional<Error> check_tensor(const char* name, const BasicTensorView<Void>&
   return std::nullopt;
 }
 
-std::optional<Error> check_problem(const ProblemShape& shape, const Problem& problem, const Selection& out) {
+std::optional<Error> check_problem(const ProblemShape& shape, Backend backend, const Problem& problem, const Selection& out) {
+  const Device device = backend == Backend::cpu ? Device::cpu : Device::cuda;
   const std::int64_t nq = shape.nq, nk = shape.nk;
-  if (auto error = check_tensor("q", problem.q, DType::f8_e4m3, {nq, shape.heads, shape.dim})) return error;
-  if (auto error = check_tensor("k", problem.k, DType::f8_e4m3, {nk, shape.dim})) return error;
-  if (auto error = check_tensor("k_scale", problem.k_scale, DType::f32, {nk})) return error;
-  if (auto error = check_tensor("w", problem.w, DType::f32, {nq, shape.heads})) return error;
+  if (auto error = check_tensor("q", problem.q, DType::f8_e4m3, device, {nq, shape.heads, shape.dim})) return error;
+  if (auto error = check_tensor("k", problem.k, DType::f8_e4m3, device, {nk, shape.dim})) return error;
+  if (auto error = check_tensor("k_scale", problem.k_scale, DType::f32, device, {nk})) return error;
+  if (auto error = check_tensor("w", problem.w, DType::f32, device, {nq, shape.heads})) return error;
   if (problem.ks.present()) {
-    if (auto error = check_tensor("ks", problem.ks, DType::i32, {nq})) return error;
+    if (auto error = check_tensor("ks", problem.ks, DType::i32, device, {nq})) return error;
   }
   if (problem.ke.present()) {
-    if (auto error = check_tensor("ke", problem.ke, DType::i32, {nq})) return error;
+    if (auto error = check_tensor("ke", problem.ke, DType::i32, device, {nq})) return error;
   }
   if (problem.hints.present()) {
     const std::int64_t rows = problem.hints.shape[0] == 1 ? 1 : nq;
-    if (auto error = check_tensor("hints", problem.hints, DType::i32, {rows, problem.hints.shape[1]})) return error;
+    if (auto error = check_tensor("hints", problem.hints, DType::i32, device, {rows, problem.hints.shape[1]})) return error;
   }
   if (problem.topk != shape.topk) {
     return Error{ErrorCode::invalid_argument, fmt::format("topk is {}; the plan was made for {}", problem.topk, shape.topk)};
   }
-  if (auto error = check_tensor("ids", out.ids, DType::i32, {nq, shape.topk})) return error;
+  if (auto error = check_tensor("ids", out.ids, DType::i32, device, {nq, shape.topk})) return error;
   if (!out.scores.present()) return std::nullopt;
-  return check_tensor("scores", out.scores, DType::f32, {nq, shape.topk});
+  return check_tensor("scores", out.scores, DType::f32, device, {nq, shape.topk});
 }
 
 // Debug mode: some rows again, by the oracle.
@@ -145,7 +149,7 @@ Result<Indexer> Indexer::create(const Options& options) {
   impl->options = options;
   impl->implementation = options.implementation;
   impl->options.implementation = impl->implementation;
-  auto backend = make_cpu_backend(impl->options);
+  auto backend = options.backend == Backend::cpu ? make_cpu_backend(impl->options) : make_cuda_backend(impl->options);
   if (!backend) return tl::unexpected(backend.error());
   impl->backend = std::move(*backend);
   return Indexer(std::move(impl));
@@ -158,7 +162,7 @@ Result<Plan> Indexer::plan(const ProblemShape& shape) const {
 
 Result<Stats> Indexer::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                            std::span<RowReport> reports) const {
-  if (const auto error = check_problem(plan.shape, problem, out)) return tl::unexpected(*error);
+  if (const auto error = check_problem(plan.shape, plan.options.backend, problem, out)) return tl::unexpected(*error);
   if (workspace.bytes < plan.workspace_bytes || (workspace.data == nullptr && plan.workspace_bytes > 0)) {
     return fail(ErrorCode::workspace_too_small,
                 fmt::format("workspace has {} bytes; the plan needs {}", workspace.bytes, plan.workspace_bytes));
@@ -170,12 +174,17 @@ Result<Stats> Indexer::run(const Plan& plan, const Problem& problem, const Selec
     return fail(ErrorCode::invalid_argument, fmt::format("reports has {} entries; there are {} rows", reports.size(), plan.shape.nq));
   }
   auto stats = impl_->backend->run(plan, problem, out, workspace, reports);
-  if (!stats || plan.options.verify_rows == 0) return stats;
+  if (!stats || plan.options.verify_rows == 0 || plan.options.backend != Backend::cpu) return stats;
   if (const auto error = verify(plan, problem, out)) return tl::unexpected(*error);
   return stats;
 }
 
+Result<Stats> Indexer::counters(const Plan& plan, Workspace workspace) const { return impl_->backend->counters(plan, workspace); }
+
 Result<Stats> Indexer::run(const Plan& plan, const Problem& problem, const Selection& out) {
+  if (plan.options.backend != Backend::cpu) {
+    return fail(ErrorCode::invalid_argument, "the cuda backend takes a workspace of the caller's");
+  }
   return run(plan, problem, out, impl_->workspace(plan.workspace_bytes));
 }
 
@@ -188,7 +197,7 @@ ProblemShape shape_of(const Problem& problem) noexcept {
 }
 
 std::string unavailable_reason(Backend backend) {
-  return backend == Backend::cpu ? "" : "the cuda backend is not part of this build";
+  return backend == Backend::cpu ? "" : cuda_unavailable_reason();
 }
 
 std::string Plan::describe() const {

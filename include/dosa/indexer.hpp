@@ -32,9 +32,11 @@ struct Plan {
   [[nodiscard]] std::string describe() const;
 };
 
+/// Scratch memory of a run and, on a GPU, the stream that orders it.
 struct Workspace {
-  void* data = nullptr;  ///< 64-byte aligned; contents before and after a run are unspecified
+  void* data = nullptr;  ///< 64-byte aligned (cuda: device memory, 256); contents before and after a run are unspecified
   std::size_t bytes = 0;
+  void* stream = nullptr;  ///< cudaStream_t; ignored by the cpu backend
 };
 
 /// Exact Top-K key ids of every query.
@@ -59,11 +61,16 @@ class Indexer {
   /// Writes every row of `out`. Neither allocates nor keeps anything; results do not depend on the workspace's contents,
   /// on threads, implementation, method or plan. Errors leave `out` untouched, except verification_failed.
   /// Errors: invalid_argument (a tensor does not match the plan), workspace_too_small, verification_failed.
-  /// `reports` is empty or has one entry per row to fill.
+  /// cpu: done on return, and the Stats are complete; `reports` is empty or has one entry per row to fill.
+  /// cuda: work is enqueued on workspace.stream and nothing waits for it (safe under graph capture); Stats hold what the host
+  /// knows, counters() the rest; reports must be empty.
   Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                     std::span<RowReport> reports = {}) const;
 
-  /// The same with a workspace that the Indexer keeps and grows as needed.
+  /// What the last run on this workspace counted. cuda: waits for workspace.stream. cpu: nothing, run has returned it.
+  [[nodiscard]] Result<Stats> counters(const Plan& plan, Workspace workspace) const;
+
+  /// The same with a workspace that the Indexer keeps and grows as needed (cpu backend).
   Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out);
 
  private:

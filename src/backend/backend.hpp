@@ -44,9 +44,29 @@ class BackendImpl {
   /// The problem has been checked against the plan, the workspace against the plan's size.
   virtual Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                             std::span<RowReport> reports) const = 0;
+  [[nodiscard]] virtual Result<Stats> counters(const Plan& plan, Workspace workspace) const = 0;
 };
 
 /// Errors: unsupported_device.
 Result<std::unique_ptr<BackendImpl>> make_cpu_backend(const Options& options);
+Result<std::unique_ptr<BackendImpl>> make_cuda_backend(const Options& options);
+
+/// "" if the cuda backend is built and finds a GPU that it has kernels for.
+std::string cuda_unavailable_reason();
+
+/// A problem copied to the GPU, with room for its selection: for programs and tests whose data is in host memory.
+class DeviceCopy {
+ public:
+  virtual ~DeviceCopy() = default;
+  [[nodiscard]] virtual const Problem& problem() const = 0;
+  [[nodiscard]] virtual const Selection& selection() const = 0;
+  /// At least `bytes` of device memory; one block, grown as needed.
+  virtual Result<Workspace> workspace(std::size_t bytes) = 0;
+  /// Waits for the device and copies the selection to host arrays of the same shapes.
+  virtual Result<void> fetch(const Selection& host) = 0;
+};
+
+/// Errors: unsupported_device, memory_budget (not enough device memory).
+Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores);
 
 }  // namespace dosa

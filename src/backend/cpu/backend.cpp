@@ -91,6 +91,7 @@ class CpuBackend final : public BackendImpl {
   Result<Plan> plan(const ProblemShape& shape) const override;
   Result<Stats> run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                     std::span<RowReport> reports) const override;
+  [[nodiscard]] Result<Stats> counters(const Plan&, Workspace) const override { return Stats{}; }
 
  private:
   void summarize(const GroupContext& context, Stats& stats) const;

@@ -28,6 +28,18 @@ struct Inputs {
   int heads;
 };
 
+/// What a run counts on the device; the first bytes of its workspace.
+struct Counters {
+  std::uint64_t clamped_rows;  // ks or ke outside [0, nk]
+  std::uint64_t empty;
+  std::uint64_t short_rows;    // at most topk visible keys
+  std::uint64_t full;          // the others
+  std::uint64_t visible;       // query-key pairs
+};
+
+/// count: zeroes the counters and takes the rows' lengths.
+cudaError_t launch_count(const Inputs& in, int topk, Counters* counters, cudaStream_t stream);
+
 /// score: reference scores (sm90 arithmetic, bit for bit reference_score(ReferenceScorer::sm90, ...)) of the keys
 /// [key_begin, key_end) for rows [first_row, first_row + rows).
 struct ScoreArgs {
