@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/cpu/peak.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "names.hpp"
@@ -14,15 +15,19 @@
 namespace dosa::cli {
 namespace {
 
-struct Timing {
-  std::vector<double> seconds;  // in order of time
+constexpr double kPeakSeconds = 0.15;  // long enough for a few time slices, short beside a round
 
+/// Measurements of one thing, ascending.
+struct Timing {
+  std::vector<double> values;
+
+  void add(double value) { values.insert(std::ranges::upper_bound(values, value), value); }
   [[nodiscard]] double median() const { return quantile(0.5); }
   [[nodiscard]] double quantile(double q) const {
-    const double position = q * static_cast<double>(seconds.size() - 1);
+    const double position = q * static_cast<double>(values.size() - 1);
     const auto low = static_cast<std::size_t>(position);
-    const std::size_t high = std::min(low + 1, seconds.size() - 1);
-    return seconds[low] + (position - static_cast<double>(low)) * (seconds[high] - seconds[low]);
+    const std::size_t high = std::min(low + 1, values.size() - 1);
+    return values[low] + (position - static_cast<double>(low)) * (values[high] - values[low]);
   }
 };
 
@@ -30,6 +35,24 @@ struct Contender {
   Method method;
   Runner runner;
   Timing timing;
+};
+
+/// One case: the contenders, and what the same threads could do at best meanwhile.
+struct Race {
+  std::vector<Contender> contenders;
+  Timing peak;  ///< multiply-adds per second; one measurement a round
+
+  /// Multiply-adds per second that full scoring would have needed to take as long.
+  [[nodiscard]] static double rate(const Contender& contender) {
+    const ProblemShape& shape = contender.runner.plan().shape;
+    return static_cast<double>(contender.runner.stats().visible) * shape.heads * shape.dim / contender.timing.median();
+  }
+
+  /// Median of full scoring, the denominator of every ratio; 0 if dense does not take part.
+  [[nodiscard]] double dense() const {
+    const auto found = std::ranges::find(contenders, Method::dense, &Contender::method);
+    return found == contenders.end() ? 0 : found->timing.median();
+  }
 };
 
 /// "model name" of /proc/cpuinfo.
@@ -55,25 +78,25 @@ Problem last_queries(Problem problem, std::int64_t wanted) {
 }
 
 /// A B C A B C ...; one round before the clock starts, to fault pages in and fill caches.
-Result<std::vector<Contender>> race(const Problem& problem, const BenchArgs& args) {
-  std::vector<Contender> contenders;
+Result<Race> race(const Problem& problem, const BenchArgs& args) {
+  Race result;
   for (const Method method : args.methods) {
     Options options = args.options;
     options.method = method;
     auto runner = Runner::create(problem, options);
     if (!runner) return tl::unexpected(runner.error());
-    contenders.push_back({method, std::move(*runner), {}});
+    result.contenders.push_back({method, std::move(*runner), {}});
   }
-  Progress progress("timing, run", static_cast<std::int64_t>(contenders.size()) * (args.repeats + 1));
+  Progress progress("timing, round", args.repeats + 1);
   for (std::int32_t round = 0; round <= args.repeats; ++round) {
-    for (Contender& contender : contenders) {
+    for (Contender& contender : result.contenders) {
       if (auto done = contender.runner.run(); !done) return tl::unexpected(done.error());
-      if (round > 0) contender.timing.seconds.push_back(contender.runner.seconds());
-      progress.advance();
+      if (round > 0) contender.timing.add(contender.runner.seconds());
     }
+    if (round > 0) result.peak.add(cpu::peak_fma_rate(result.contenders.front().runner.plan().threads, kPeakSeconds));
+    progress.advance();
   }
-  for (Contender& contender : contenders) std::ranges::sort(contender.timing.seconds);
-  return contenders;
+  return result;
 }
 
 /// Where the contenders' rows first differ from the first one's; nothing if all are equal.
@@ -92,64 +115,58 @@ std::optional<std::string> disagreement(const std::vector<Contender>& contenders
   return std::nullopt;
 }
 
-/// Multiply-adds of full scoring per second.
-double dense_rate(const Contender& contender) {
-  const ProblemShape& shape = contender.runner.plan().shape;
-  return static_cast<double>(contender.runner.stats().visible) * shape.heads * shape.dim / contender.timing.median();
-}
-
-/// Median of full scoring, the denominator of every ratio; 0 if dense does not take part.
-double dense_median(const std::vector<Contender>& contenders) {
-  const auto dense = std::ranges::find(contenders, Method::dense, &Contender::method);
-  return dense == contenders.end() ? 0 : dense->timing.median();
-}
-
-void print_table(const std::vector<Contender>& contenders) {
-  const double dense = dense_median(contenders);
-  fmt::print("  {:6} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9} {:>9}\n", "method", "median ms", "spread (10..90 %)",
-             "vs dense", "GMAC/s", "screened", "rejected", "in full");
-  for (const Contender& c : contenders) {
+void print_table(const Race& race) {
+  const double dense = race.dense();
+  fmt::print("  {:6} {:>10} {:>19} {:>9} {:>8} {:>9} {:>9} {:>9}\n", "method", "median ms", "spread (10..90 %)",
+             "vs dense", "of peak", "screened", "rejected", "in full");
+  for (const Contender& c : race.contenders) {
     const Stats& stats = c.runner.stats();
     const double visible = std::max<double>(1, static_cast<double>(stats.visible));
-    fmt::print("  {:6} {:10.2f} {:>19} {:>9} {:7.1f} {:7.1f} % {:7.1f} % {:7.1f} %\n", name_in(kMethods, c.method),
+    fmt::print("  {:6} {:10.2f} {:>19} {:>9} {:6.1f} % {:7.1f} % {:7.1f} % {:7.1f} %\n", name_in(kMethods, c.method),
                1e3 * c.timing.median(),
                fmt::format("{:.2f}..{:.2f}", 1e3 * c.timing.quantile(0.1), 1e3 * c.timing.quantile(0.9)),
-               dense > 0 ? fmt::format("{:.2f}x", dense / c.timing.median()) : "-", 1e-9 * dense_rate(c),
-               100 * static_cast<double>(stats.screened) / visible, 100 * rejected_share(stats),
-               100 * scored_share(stats));
+               dense > 0 ? fmt::format("{:.2f}x", dense / c.timing.median()) : "-",
+               100 * Race::rate(c) / race.peak.median(), 100 * static_cast<double>(stats.screened) / visible,
+               100 * rejected_share(stats), 100 * scored_share(stats));
   }
-  for (const Contender& c : contenders) {
+  for (const Contender& c : race.contenders) {
     if (c.method == Method::dense || c.method == Method::fused) continue;  // they have one path only
     for (const std::string& line : describe_paths(c.runner.stats().path)) {
       fmt::print("  {}: {}\n", name_in(kMethods, c.method), line);
     }
   }
-  fmt::print("  ids and score bits of all methods are equal on every row ({})\n", contenders.front().runner.rows().nq);
+  fmt::print(
+      "  peak: {:.1f} G multiply-adds/s in bare loops between the runs; of peak: as if every key had been scored\n",
+      1e-9 * race.peak.median());
+  fmt::print("  ids and score bits of all methods are equal on every row ({})\n",
+             race.contenders.front().runner.rows().nq);
 }
 
-JsonObject json_of(const Contender& contender, double dense) {
+JsonObject json_of(const Contender& contender, const Race& race) {
   const Timing& timing = contender.timing;
   JsonObject json;
   json.add("method", name_in(kMethods, contender.method))
       .add("seconds_median", timing.median())
       .add("seconds_10", timing.quantile(0.1))
       .add("seconds_90", timing.quantile(0.9))
-      .add("seconds", std::span<const double>(timing.seconds))
-      .add("dense_macs_per_second", dense_rate(contender));
-  if (dense > 0) json.add("speedup_over_dense", dense / timing.median());
-  json.add("plan", contender.runner.plan().describe())
+      .add("seconds", std::span<const double>(timing.values))
+      .add("of_peak", Race::rate(contender) / race.peak.median());
+  if (race.dense() > 0) json.add("over_dense", race.dense() / timing.median());
+  json.add("rejected", rejected_share(contender.runner.stats()))
+      .add("scored_in_full", scored_share(contender.runner.stats()))
+      .add("plan", contender.runner.plan().describe())
       .add("workspace_bytes", static_cast<std::int64_t>(contender.runner.plan().workspace_bytes))
       .add("stats", cli::json_of(contender.runner.stats()));
   return json;
 }
 
-void print_json(const std::string& trace, const std::vector<Contender>& contenders, const BenchArgs& args) {
-  const Plan& plan = contenders.front().runner.plan();
-  const double dense = dense_median(contenders);
+void print_json(const std::string& trace, const Race& race, const BenchArgs& args) {
+  const Plan& plan = race.contenders.front().runner.plan();
   std::vector<JsonObject> methods;
-  for (const Contender& contender : contenders) methods.push_back(json_of(contender, dense));
+  for (const Contender& contender : race.contenders) methods.push_back(json_of(contender, race));
   JsonObject line("bench");
-  line.add("case", case_name(trace))
+  line.add("case", args.case_id.empty() ? case_name(trace) : args.case_id)
+      .add("trace", case_name(trace))
       .add("version", version())
       .add("commit", args.commit)
       .add("cpu", cpu_name())
@@ -158,24 +175,25 @@ void print_json(const std::string& trace, const std::vector<Contender>& contende
       .add("threads", plan.threads)
       .add("shape", cli::json_of(plan.shape))
       .add("repeats", args.repeats)
+      .add("peak_macs_per_second", race.peak.median())
       .add("methods", std::span<const JsonObject>(methods))
       .add("equal", true);  // a case that differs prints no line
   fmt::print("{}\n", line.line());
 }
 
 Result<int> bench_case(const std::string& trace, const Problem& problem, const BenchArgs& args) {
-  auto contenders = race(problem, args);
-  if (!contenders) return tl::unexpected(contenders.error());
-  if (const auto difference = disagreement(*contenders)) {
+  auto ran = race(problem, args);
+  if (!ran) return tl::unexpected(ran.error());
+  if (const auto difference = disagreement(ran->contenders)) {
     print_error(fmt::format("{} topk {}: {}; this is a bug of dosa", case_name(trace), problem.topk, *difference));
     return kDifference;
   }
   if (args.json) {
-    print_json(trace, *contenders, args);
+    print_json(trace, *ran, args);
   } else {
-    const Plan& plan = contenders->front().runner.plan();
+    const Plan& plan = ran->contenders.front().runner.plan();
     fmt::print("{}: {}; {}, threads {}\n", case_name(trace), describe(plan.shape), plan.implementation, plan.threads);
-    print_table(*contenders);
+    print_table(*ran);
   }
   std::fflush(stdout);
   return kOk;

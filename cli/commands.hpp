@@ -34,8 +34,8 @@ struct BenchArgs {
   std::vector<Method> methods = {Method::dense, Method::fused, Method::dosa, Method::automatic};
   Options options;
   std::int32_t repeats = 7;
-  std::int64_t queries = 0;  ///< the last queries of the trace only; 0: all
-  std::string commit;        ///< copied into the JSON line
+  std::int64_t queries = 0;     ///< the last queries of the trace only; 0: all
+  std::string case_id, commit;  ///< copied into the JSON line
   bool json = false;
 };
 

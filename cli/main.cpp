@@ -193,6 +193,7 @@ struct CommandLine {
     sub->add_option("--queries", args.queries, "only the last queries of the trace; 0: all")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
+    sub->add_option("--case", args.case_id, "name of the case in the JSON line; default: the trace's");
     sub->add_option("--commit", args.commit, "text copied into the JSON line");
     add_json(*sub, args.json);
     add_run_options(*sub, args.options, implementation);
