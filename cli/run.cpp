@@ -13,6 +13,10 @@
 namespace dosa::cli {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
 double share(std::int64_t part, std::int64_t whole) noexcept {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -50,16 +54,39 @@ Result<Runner> Runner::create(const Problem& problem, const Options& options) {
   if (!indexer) return tl::unexpected(indexer.error());
   auto plan = indexer->plan(shape_of(problem));
   if (!plan) return tl::unexpected(plan.error());
-  return Runner(std::move(*indexer), std::move(*plan), problem);
+  Runner runner(std::move(*indexer), std::move(*plan), problem);
+  if (options.backend == Backend::cuda) {
+    auto copy = copy_to_device(problem, true);
+    if (!copy) return tl::unexpected(copy.error());
+    runner.device_ = std::move(*copy);
+  }
+  return runner;
 }
 
 Result<void> Runner::run() {
-  const auto start = std::chrono::steady_clock::now();
-  auto stats = indexer_.run(plan_, problem_, rows_.selection());
-  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  auto stats = device_ == nullptr ? run_on_host() : run_on_device();
   if (!stats) return tl::unexpected(stats.error());
   stats_ = *stats;
   return {};
+}
+
+Result<Stats> Runner::run_on_host() {
+  const auto start = Clock::now();
+  auto stats = indexer_.run(plan_, problem_, rows_.selection());
+  seconds_ = seconds_since(start);
+  return stats;
+}
+
+Result<Stats> Runner::run_on_device() {
+  const auto workspace = device_->workspace(plan_.workspace_bytes);
+  if (!workspace) return tl::unexpected(workspace.error());
+  const auto start = Clock::now();
+  if (auto enqueued = indexer_.run(plan_, device_->problem(), device_->selection(), *workspace); !enqueued) return enqueued;
+  auto stats = indexer_.counters(plan_, *workspace);  // waits
+  seconds_ = seconds_since(start);
+  if (!stats) return stats;
+  if (auto fetched = device_->fetch(rows_.selection()); !fetched) return tl::unexpected(fetched.error());
+  return stats;
 }
 
 std::optional<std::string> first_difference(std::span<const std::int32_t> ids, std::span<const float> scores,

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "backend/backend.hpp"
 #include "dosa/indexer.hpp"
 #include "io/json.hpp"
 #include "io/trace.hpp"
@@ -29,12 +31,13 @@ struct Rows {
   [[nodiscard]] std::span<const float> row_scores(std::int64_t row) const;
 };
 
-/// A problem planned once for one set of options; each run overwrites `rows`.
+/// A problem planned once for one set of options; each run overwrites `rows`. For the cuda backend the problem is copied to
+/// the GPU once.
 class Runner {
  public:
   static Result<Runner> create(const Problem& problem, const Options& options);
 
-  /// Wall seconds of the run are kept in `seconds`.
+  /// Wall seconds of the run, copies to and from a GPU excluded, are kept in `seconds`.
   Result<void> run();
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
@@ -45,10 +48,13 @@ class Runner {
 
  private:
   Runner(Indexer indexer, Plan plan, const Problem& problem);
+  Result<Stats> run_on_host();
+  Result<Stats> run_on_device();
 
   Indexer indexer_;
   Plan plan_;
   Problem problem_;
+  std::unique_ptr<DeviceCopy> device_;  // null: cpu backend
   Rows rows_;
   Stats stats_;
   double seconds_ = 0;

@@ -53,28 +53,33 @@ Verdict compare(std::string_view method, const Rows& rows, const Expected& oracl
   return {method, "", 0};
 }
 
-/// The library's methods. Rows that the oracle did not compute are compared with the first method's.
+/// The methods of the backend, against the reference that its scores are defined by. Rows that the oracle did not compute are
+/// compared with the first method's.
 Result<std::vector<Verdict>> verify_methods(const Problem& problem, const VerifyArgs& args) {
   std::vector<Runner> runners;
+  std::vector<std::string_view> names;
   for (const auto& [name, method] : kMethods) {
     Options options = args.options;
     options.method = method;
     auto runner = Runner::create(problem, options);
+    // The gpu may lack a method; dense it has.
+    if (!runner && options.backend == Backend::cuda && method != Method::dense) continue;
     if (!runner) return tl::unexpected(runner.error());
+    names.push_back(name);
     const Progress progress(fmt::format("selecting with {}", name));
     if (auto done = runner->run(); !done) return tl::unexpected(done.error());
     runners.push_back(std::move(*runner));
   }
-  const Expected oracle = ask_oracle(problem, args, ReferenceScorer::cpu);
+  const Expected oracle = ask_oracle(problem, args, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : ReferenceScorer::cpu);
   std::vector<Verdict> verdicts;
   for (std::size_t i = 0; i < runners.size(); ++i) {
     const Rows& rows = runners[i].rows();
-    Verdict verdict = compare(kMethods[i].name, rows, oracle);
+    Verdict verdict = compare(names[i], rows, oracle);
     for (std::int64_t row = 0; row < rows.nq && verdict.difference.empty(); ++row) {
       const Rows& first = runners[0].rows();
       if (auto difference =
               first_difference(rows.row_ids(row), rows.row_scores(row), first.row_ids(row), first.row_scores(row))) {
-        verdict = {kMethods[i].name, fmt::format("{} (from method {})", *difference, kMethods[0].name), row};
+        verdict = {names[i], fmt::format("{} (from method {})", *difference, names[0]), row};
       }
     }
     verdicts.push_back(std::move(verdict));
@@ -176,7 +181,7 @@ struct CaseReport {
   }
 };
 
-Result<CaseReport> check_cpu(const Problem& problem, const VerifyArgs& args) {
+Result<CaseReport> check_methods(const Problem& problem, const VerifyArgs& args) {
   auto verdicts = verify_methods(problem, args);
   if (!verdicts) return tl::unexpected(verdicts.error());
   return CaseReport{std::move(*verdicts), "", {}};
@@ -217,17 +222,18 @@ void print_json(const std::string& trace, const Problem& problem, const VerifyAr
   line.add("case", case_name(trace))
       .add("trace", trace)
       .add("shape", cli::json_of(shape_of(problem)))
-      .add("reference", name_in(kReferences, args.reference))
+      .add("backend", name_in(kBackends, args.options.backend))
+      .add("reference", name_in(kReferences, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : args.reference))
       .add("rows", static_cast<std::int64_t>(rows))
       .add("methods", std::span<const JsonObject>(methods))
       .add("equal", report.equal());
-  if (args.reference == ReferenceScorer::sm90) line.add("sm90", report.fields);
+  if (args.reference == ReferenceScorer::sm90 && args.options.backend == Backend::cpu) line.add("sm90", report.fields);
   fmt::print("{}\n", line.line());
 }
 
 /// Prints one case; true if everything was equal.
 Result<bool> verify_case(const std::string& trace, const Problem& problem, const VerifyArgs& args) {
-  auto report = args.reference == ReferenceScorer::cpu ? check_cpu(problem, args) : check_sm90(problem, args);
+  auto report = args.reference == ReferenceScorer::cpu || args.options.backend == Backend::cuda ? check_methods(problem, args) : check_sm90(problem, args);
   if (!report) return tl::unexpected(report.error());
   const std::size_t rows = spread_rows(problem.q.shape[0], args.rows).size();
   if (args.json) {
