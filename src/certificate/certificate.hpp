@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/mutation.hpp"
 #include "certificate/heads.hpp"
 #include "dosa/options.hpp"
 
@@ -48,7 +49,7 @@ struct Certificate {
 /// Share of the derived allowances that goes into a certificate. Anything below 1 is wrong: tests that must fail when
 /// the allowances are missing set it to 0.
 struct Allowances {
-  double scale = 1;
+  double scale = mutated(Mutation::no_allowances) ? 0 : 1;
 };
 
 /// Builds the certificate of one query from the first heads of a ranking. `aux_rows` has room for kMaxAggregates * dim
