@@ -19,8 +19,9 @@ inline constexpr QuarterTable kQuarterTable = [] {
   return table;
 }();
 
-// Highway 1.0.3 checks the CPU for these at this target but does not enable them in the compiler.
-#define DOSA_I8_ATTR __attribute__((target("avx512vnni,avx512vbmi")))
+// Highway 1.0.3 checks the CPU for these at this target but does not enable them in the compiler. Its own list is repeated
+// because clang lets a function's attribute replace that of the namespace.
+#define DOSA_I8_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vnni,avx512vbmi")))
 
 DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
   transpose_quads(keys, dim, panel);
