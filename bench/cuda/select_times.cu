@@ -2,16 +2,15 @@
 //
 //   select_times [largest GiB of scores]
 //
-// Each time is the median of interleaved repeats by CUDA events. Scores do not fit the L2 cache unless the line says so by
-// its size; small cases rotate among copies.
+// Each time is the median of interleaved repeats by CUDA events. Scores do not fit the L2 cache unless the line says so
+// by its size; small cases rotate among copies.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
-
 #include <cuda_runtime.h>
+#include <vector>
 
 #include "backend/cuda/stages.hpp"
 
@@ -19,13 +18,13 @@ namespace {
 
 using namespace dosa::cuda;
 
-#define CHECK(call)                                                                                \
-  do {                                                                                             \
-    const cudaError_t error = (call);                                                              \
-    if (error != cudaSuccess) {                                                                    \
+#define CHECK(call)                                                                                  \
+  do {                                                                                               \
+    const cudaError_t error = (call);                                                                \
+    if (error != cudaSuccess) {                                                                      \
       std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                                                \
-    }                                                                                              \
+      std::exit(1);                                                                                  \
+    }                                                                                                \
   } while (false)
 
 enum class Values { bell, relu, rising, equal };
@@ -40,8 +39,10 @@ __device__ std::uint32_t hash(std::uint64_t x) {
 
 __global__ void fill(float* scores, std::int64_t rows, std::int64_t keys, Values values) {
   const std::int64_t cells = rows * keys;
-  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < cells; i += std::int64_t{gridDim.x} * blockDim.x) {
-    const float u = (static_cast<float>(hash(2 * i)) + 1) * 0x1p-32F, v = static_cast<float>(hash(2 * i + 1)) * 0x1p-32F;
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < cells;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    const float u = (static_cast<float>(hash(2 * i)) + 1) * 0x1p-32F,
+                v = static_cast<float>(hash(2 * i + 1)) * 0x1p-32F;
     const float bell = sqrtf(-2 * logf(fminf(u, 1.0F))) * cospif(2 * v);
     const std::int64_t key = i % keys;
     switch (values) {
@@ -54,7 +55,8 @@ __global__ void fill(float* scores, std::int64_t rows, std::int64_t keys, Values
 }
 
 __global__ void to_records(const float* scores, Record* records, std::int64_t count, std::int64_t keys) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count; i += std::int64_t{gridDim.x} * blockDim.x) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
     const std::uint32_t bits = __float_as_uint(scores[i] + 0.0F);
     const std::uint32_t code = (bits & 0x80000000U) != 0 ? bits : 0x7FFFFFFFU - bits;
     records[i] = Record{code} << 32 | static_cast<std::uint32_t>(i % keys) << 1;
@@ -98,10 +100,10 @@ int main(int argc, char** argv) {
   };
   const std::int64_t k = 1024;
   const Shape shapes[] = {
-      {1, k * k, 0, 2048},       {8, k * k, 0, 2048},        {16, k * k, 0, 2048},      {64, k * k, 0, 2048},      {1, 128 * k, 0, 2048},
-      {64, 128 * k, 0, 2048},    {200, k * k, 0, 2048},      {1024, k * k, 0, 2048},    {16 * k, 128 * k, 0, 2048}, {16 * k, 16 * k, 0, 2048},
-      {16 * k, 4 * k, 0, 2048},  {4 * k, k * k, 64 * k, 2048}, {4 * k, k * k, 0, 1},    {4 * k, k * k, 0, 512},     {4 * k, k * k, 0, 4096},
-      {16 * k, k * k, 0, 2048},
+      {1, k * k, 0, 2048},        {8, k * k, 0, 2048},       {16, k * k, 0, 2048},     {64, k * k, 0, 2048},
+      {1, 128 * k, 0, 2048},      {64, 128 * k, 0, 2048},    {200, k * k, 0, 2048},    {1024, k * k, 0, 2048},
+      {16 * k, 128 * k, 0, 2048}, {16 * k, 16 * k, 0, 2048}, {16 * k, 4 * k, 0, 2048}, {4 * k, k * k, 64 * k, 2048},
+      {4 * k, k * k, 0, 1},       {4 * k, k * k, 0, 512},    {4 * k, k * k, 0, 4096},  {16 * k, k * k, 0, 2048},
   };
   std::size_t free = 0, total = 0;
   CHECK(cudaMemGetInfo(&free, &total));
@@ -118,7 +120,8 @@ int main(int argc, char** argv) {
   CHECK(cudaMalloc(&count, 16 * k * sizeof(std::int32_t)));
   CHECK(cudaMalloc(&ids, 16 * k * 4096 * sizeof(std::int32_t)));
 
-  std::printf("%-7s %6s %8s %8s %5s %10s %8s %9s\n", "values", "rows", "keys", "slice", "K", "select ms", "TB/s", "write ms");
+  std::printf("%-7s %6s %8s %8s %5s %10s %8s %9s\n", "values", "rows", "keys", "slice", "K", "select ms", "TB/s",
+              "write ms");
   for (const Values values : {Values::bell, Values::relu, Values::rising, Values::equal}) {
     for (const Shape& s : shapes) {
       if (s.rows * s.keys > cells || (values != Values::bell && s.rows * s.keys > (std::int64_t{4} << 30))) continue;
@@ -133,16 +136,17 @@ int main(int argc, char** argv) {
       const float select = median_ms(5, [&](int i) {
         const float* at = scores + i % copies * s.rows * s.keys;
         for (std::int64_t key = 0; key < s.keys; key += slice) {
-          CHECK(launch_select_scores({in, 0, s.rows, key, std::min(key + slice, s.keys), at + key, s.keys, s.topk, key == 0, kept, count},
-                                     multiprocessors, nullptr));
+          CHECK(launch_select_scores(
+              {in, 0, s.rows, key, std::min(key + slice, s.keys), at + key, s.keys, s.topk, key == 0, kept, count},
+              multiprocessors, nullptr));
         }
       });
       const float write = median_ms(5, [&](int) {
         CHECK(launch_write({in, 0, s.rows, s.topk, false, false, kept, count, ids, s.topk, nullptr, 0}, nullptr));
       });
-      std::printf("%-7s %6lld %8lld %8lld %5d %10.4f %8.3f %9.4f\n", kNames[static_cast<int>(values)], static_cast<long long>(s.rows),
-                  static_cast<long long>(s.keys), static_cast<long long>(slice), s.topk, select,
-                  static_cast<double>(s.rows * s.keys) * 4e-9 / select, write);
+      std::printf("%-7s %6lld %8lld %8lld %5d %10.4f %8.3f %9.4f\n", kNames[static_cast<int>(values)],
+                  static_cast<long long>(s.rows), static_cast<long long>(s.keys), static_cast<long long>(slice), s.topk,
+                  select, static_cast<double>(s.rows * s.keys) * 4e-9 / select, write);
       std::fflush(stdout);
     }
   }
@@ -164,8 +168,8 @@ int main(int argc, char** argv) {
     const float select = median_ms(5, [&](int) {
       CHECK(launch_select_records({rows, records, offset, ids, 2048, kept, count}, multiprocessors, nullptr));
     });
-    std::printf("records %6lld %8lld %8s %5d %10.4f %8.3f\n", static_cast<long long>(rows), static_cast<long long>(each), "-", 2048, select,
-                static_cast<double>(rows * each) * 8e-9 / select);
+    std::printf("records %6lld %8lld %8s %5d %10.4f %8.3f\n", static_cast<long long>(rows),
+                static_cast<long long>(each), "-", 2048, select, static_cast<double>(rows * each) * 8e-9 / select);
     CHECK(cudaFree(records));
   }
   CHECK(cudaDeviceSynchronize());

@@ -1,4 +1,5 @@
-// Device memory between guards, poisoned, so that tests notice what is written where it should not be, or not written at all.
+// Device memory between guards, poisoned, so that tests notice what is written where it should not be, or not written
+// at all.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +18,22 @@ inline ::testing::AssertionResult cuda_succeeds(const char* expression, cudaErro
 #define ASSERT_CUDA(call) ASSERT_PRED_FORMAT1(::dosa::test::cuda_succeeds, call)
 #define EXPECT_CUDA(call) EXPECT_PRED_FORMAT1(::dosa::test::cuda_succeeds, call)
 
-/// `count` elements of T between two guards; everything is filled with one poison byte. `offset` moves the first element so
-/// many elements away from a 256-byte boundary.
+/// `count` elements of T between two guards; everything is filled with one poison byte. `offset` moves the first
+/// element so many elements away from a 256-byte boundary.
 template <typename T>
 class GuardedArray {
  public:
   explicit GuardedArray(std::size_t count, std::uint8_t poison = 0xA5, std::size_t offset = 0)
-      : count_(count), front_(kGuard + offset * sizeof(T)), bytes_(front_ + count * sizeof(T) + kGuard), poison_(poison) {
+      : count_(count),
+        front_(kGuard + offset * sizeof(T)),
+        bytes_(front_ + count * sizeof(T) + kGuard),
+        poison_(poison) {
     EXPECT_CUDA(cudaMalloc(&base_, bytes_));
     EXPECT_CUDA(cudaMemset(base_, poison, bytes_));
   }
-  explicit GuardedArray(const std::vector<T>& host, std::size_t offset = 0) : GuardedArray(host.size(), 0xA5, offset) { upload(host); }
+  explicit GuardedArray(const std::vector<T>& host, std::size_t offset = 0) : GuardedArray(host.size(), 0xA5, offset) {
+    upload(host);
+  }
   GuardedArray(const GuardedArray&) = delete;
   GuardedArray& operator=(const GuardedArray&) = delete;
   ~GuardedArray() { cudaFree(base_); }
@@ -48,7 +54,8 @@ class GuardedArray {
   [[nodiscard]] bool guards_intact() const {
     std::vector<std::uint8_t> guards(front_ + kGuard);
     EXPECT_CUDA(cudaMemcpy(guards.data(), base_, front_, cudaMemcpyDeviceToHost));
-    EXPECT_CUDA(cudaMemcpy(guards.data() + front_, static_cast<std::uint8_t*>(base_) + bytes_ - kGuard, kGuard, cudaMemcpyDeviceToHost));
+    EXPECT_CUDA(cudaMemcpy(guards.data() + front_, static_cast<std::uint8_t*>(base_) + bytes_ - kGuard, kGuard,
+                           cudaMemcpyDeviceToHost));
     return std::all_of(guards.begin(), guards.end(), [&](std::uint8_t byte) { return byte == poison_; });
   }
 

@@ -1,5 +1,5 @@
-// select and write on the device against the host's order: every score vector of the known failures of kinds A, B, C and F,
-// random ones, whole and in slices, one row and many, as scores and as records.
+// select and write on the device against the host's order: every score vector of the known failures of kinds A, B, C
+// and F, random ones, whole and in slices, one row and many, as scores and as records.
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -39,10 +39,10 @@ struct Problem {
 // How a problem is handed to the launchers.
 struct Way {
   int multiprocessors = 132;
-  std::int64_t slice = 0;      // keys a slice, a multiple of 64; 0: one slice
-  std::int64_t slice_rows = 0; // rows a launch; 0: all
-  std::size_t offset = 0;      // floats from a 16-byte boundary
-  std::int64_t padding = 0;    // floats between rows
+  std::int64_t slice = 0;       // keys a slice, a multiple of 64; 0: one slice
+  std::int64_t slice_rows = 0;  // rows a launch; 0: all
+  std::size_t offset = 0;       // floats from a 16-byte boundary
+  std::int64_t padding = 0;     // floats between rows
 };
 
 Records expected_row(const Problem& p, std::size_t r) {
@@ -64,7 +64,8 @@ std::vector<Records> expected(const Problem& p) {
 
 // What is kept of every row, on the device.
 struct Kept {
-  Kept(std::int64_t rows, int topk) : records(static_cast<std::size_t>(rows * topk)), count(static_cast<std::size_t>(rows)) {}
+  Kept(std::int64_t rows, int topk)
+      : records(static_cast<std::size_t>(rows * topk)), count(static_cast<std::size_t>(rows)) {}
   GuardedArray<Record> records;
   GuardedArray<std::int32_t> count;
 };
@@ -103,8 +104,18 @@ void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, co
       GuardedArray<std::int32_t> ids(cells, 0x7F);
       GuardedArray<float> scores(cells, 0x7F);
       const bool with_scores = !relative || ascending;
-      const cuda::WriteArgs args{ranges.in,           0,          p.nq(), p.topk, ascending, relative, kept.records.data(),
-                                 kept.count.data(),   ids.data(), stride, with_scores ? scores.data() : nullptr, stride};
+      const cuda::WriteArgs args{ranges.in,
+                                 0,
+                                 p.nq(),
+                                 p.topk,
+                                 ascending,
+                                 relative,
+                                 kept.records.data(),
+                                 kept.count.data(),
+                                 ids.data(),
+                                 stride,
+                                 with_scores ? scores.data() : nullptr,
+                                 stride};
       ASSERT_CUDA(cuda::launch_write(args, nullptr));
       const std::vector<std::int32_t> got_ids = ids.download();
       const std::vector<float> got_scores = scores.download();
@@ -118,8 +129,13 @@ void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, co
           const bool gap = i >= p.topk;
           const bool valid = i < static_cast<std::int64_t>(row.size());
           const auto at = static_cast<std::size_t>(i);
-          ASSERT_EQ(got_ids[cell], gap ? 0x7F7F7F7F : valid ? id_of(row[at]) - offset : -1) << "row " << r << " rank " << i;
-          const float score = gap || !with_scores ? std::bit_cast<float>(0x7F7F7F7F) : valid ? score_of(row[at]) : -kInf;
+          ASSERT_EQ(got_ids[cell], gap     ? 0x7F7F7F7F
+                                   : valid ? id_of(row[at]) - offset
+                                           : -1)
+              << "row " << r << " rank " << i;
+          const float score = gap || !with_scores ? std::bit_cast<float>(0x7F7F7F7F)
+                              : valid             ? score_of(row[at])
+                                                  : -kInf;
           ASSERT_EQ(std::bit_cast<std::uint32_t>(got_scores[cell]), std::bit_cast<std::uint32_t>(score))
               << "row " << r << " rank " << i;
         }
@@ -129,9 +145,9 @@ void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, co
 }
 
 void expect_scores_selected(const Problem& p, const std::vector<Records>& want, const Way& way, bool write = false) {
-  const std::string what = "K=" + std::to_string(p.topk) + " nq=" + std::to_string(p.nq()) + " nk=" + std::to_string(p.nk()) +
-                           " multiprocessors=" + std::to_string(way.multiprocessors) + " slice=" + std::to_string(way.slice) +
-                           " offset=" + std::to_string(way.offset);
+  const std::string what = "K=" + std::to_string(p.topk) + " nq=" + std::to_string(p.nq()) +
+                           " nk=" + std::to_string(p.nk()) + " multiprocessors=" + std::to_string(way.multiprocessors) +
+                           " slice=" + std::to_string(way.slice) + " offset=" + std::to_string(way.offset);
   const Ranges ranges(p);
   Kept kept(p.nq(), p.topk);
   const std::int64_t slice = way.slice > 0 ? way.slice : std::max<std::int64_t>(p.nk(), 1);
@@ -188,9 +204,11 @@ void expect_records_selected(const Problem& p, const std::vector<Records>& want,
   const GuardedArray<std::int64_t> offsets(offset);
   const GuardedArray<std::int32_t> counts(count);
   const Kept kept(p.nq(), p.topk);
-  const cuda::SelectRecordsArgs args{p.nq(), records.data(), offsets.data(), counts.data(), p.topk, kept.records.data(), kept.count.data()};
+  const cuda::SelectRecordsArgs args{p.nq(), records.data(),      offsets.data(),   counts.data(),
+                                     p.topk, kept.records.data(), kept.count.data()};
   ASSERT_CUDA(cuda::launch_select_records(args, multiprocessors, nullptr));
-  expect_kept(kept, p.topk, want, "records, K=" + std::to_string(p.topk) + " multiprocessors=" + std::to_string(multiprocessors));
+  expect_kept(kept, p.topk, want,
+              "records, K=" + std::to_string(p.topk) + " multiprocessors=" + std::to_string(multiprocessors));
 }
 
 // All paths: one CTA of 512 threads a row, clusters, slices, unaligned rows, records.
@@ -199,7 +217,8 @@ void expect_selected(const Problem& p) {
   expect_scores_selected(p, want, {.multiprocessors = 132}, true);
   expect_scores_selected(p, want, {.multiprocessors = 0, .offset = 3, .padding = 1});
   const std::int64_t third = p.nk() / 3 / 64 * 64 + 64;
-  expect_scores_selected(p, want, {.multiprocessors = 132, .slice = third, .slice_rows = (p.nq() + 1) / 2, .padding = 5});
+  expect_scores_selected(p, want,
+                         {.multiprocessors = 132, .slice = third, .slice_rows = (p.nq() + 1) / 2, .padding = 5});
   expect_scores_selected(p, want, {.multiprocessors = 0, .slice = 4096, .offset = 1});
   expect_records_selected(p, want, 132);
   expect_records_selected(p, want, 0);
@@ -215,13 +234,18 @@ void expect_selected(const Scores& scores, int topk, std::size_t rows = 1) {
   expect_selected(Problem{Rows(rows, scores), {}, {}, topk});
 }
 
-float uniform(Random& random, float low, float high) { return std::uniform_real_distribution<float>(low, high)(random); }
+float uniform(Random& random, float low, float high) {
+  return std::uniform_real_distribution<float>(low, high)(random);
+}
 
-float ulps_above(float x, int n) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(n)); }
+float ulps_above(float x, int n) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(n));
+}
 
 class CudaSelect : public CudaTest {};
 
-// ------------------------------------------------------------------------------- A: crowded buckets, ties, bad thresholds
+// ------------------------------------------------------------------------------- A: crowded buckets, ties, bad
+// thresholds
 
 TEST_F(CudaSelect, A1_MoreScoresNearTheBoundaryThanAnyBufferHolds) {
   Random random(1);
@@ -238,9 +262,11 @@ TEST_F(CudaSelect, A3_A4_A5_Ties) {
   for (const float tie : {1.0F, 0.0F, -3.0F}) {
     expect_selected(scores_of(4096, [&](int i) { return i % 8 == 5 && i < 4000 ? 9.0F : tie; }), 2048);
   }
-  expect_selected(scores_of(8320, [](int i) { return i % 83 == 0 && i < 8300 ? 1.0F + static_cast<float>(i) : 0.0F; }), 2048);
+  expect_selected(scores_of(8320, [](int i) { return i % 83 == 0 && i < 8300 ? 1.0F + static_cast<float>(i) : 0.0F; }),
+                  2048);
   for (const float boundary : {kInf, -kInf}) {
-    expect_selected(scores_of(8320, [&](int i) { return i % 83 == 0 ? (boundary > 0 ? kInf : 1.0F) : boundary; }), 2048);
+    expect_selected(scores_of(8320, [&](int i) { return i % 83 == 0 ? (boundary > 0 ? kInf : 1.0F) : boundary; }),
+                    2048);
     expect_selected(scores_of(8320, [&](int i) { return i % 3 == 0 ? boundary : 1.0F; }), 2048);
   }
   Random random(5);
@@ -262,7 +288,8 @@ TEST_F(CudaSelect, A6_HeavyTails) {
 TEST_F(CudaSelect, A7_A8_A11_NearlyEqual) {
   Random random(7);
   for (const float sign : {1.0F, -1.0F}) {
-    expect_selected(scores_of(32768, [&](int) { return sign * ulps_above(1.0F, static_cast<int>(random() % 2)); }), 2048);
+    expect_selected(scores_of(32768, [&](int) { return sign * ulps_above(1.0F, static_cast<int>(random() % 2)); }),
+                    2048);
   }
   std::vector<int> rank(4096);
   std::iota(rank.begin(), rank.end(), 1);
@@ -284,7 +311,8 @@ TEST_F(CudaSelect, A10_LongAndShortRowsMixed) {
   constexpr int k = 300;
   Random random(10);
   Problem p{{}, {}, {k - 1, 4 * k, 1, k, 4 * k + 1, 0, 4 * k}, k};
-  for (int r = 0; r < 7; ++r) p.rows.push_back(scores_of(4 * k + 1, [&](int) { return std::floor(uniform(random, 0.0F, 50.0F)); }));
+  for (int r = 0; r < 7; ++r)
+    p.rows.push_back(scores_of(4 * k + 1, [&](int) { return std::floor(uniform(random, 0.0F, 50.0F)); }));
   expect_selected(p);
 }
 
@@ -302,45 +330,67 @@ TEST_F(CudaSelect, A14_WinnersWhereNoSampleLooks) {
   for (const int topk : {5, 2048}) {
     expect_selected(scores_of(nk, [](int i) { return ulps_above(1.0F, i); }), topk);
     expect_selected(scores_of(nk, [](int i) { return -ulps_above(1.0F, i); }), topk);
-    expect_selected(scores_of(nk, [&](int i) { return (i > 100000 && i < 103000 ? 5.0F : 0.0F) + uniform(random, 0, 1); }), topk);
-    expect_selected(scores_of(nk, [&](int i) { return i < 1500 || i >= nk - 1500 ? 2.0F : uniform(random, -1, 1); }), topk);
+    expect_selected(
+        scores_of(nk, [&](int i) { return (i > 100000 && i < 103000 ? 5.0F : 0.0F) + uniform(random, 0, 1); }), topk);
+    expect_selected(scores_of(nk, [&](int i) { return i < 1500 || i >= nk - 1500 ? 2.0F : uniform(random, -1, 1); }),
+                    topk);
     for (const int period : {64, 128, 256, 512, 36, 73}) {
-      expect_selected(scores_of(nk, [&](int i) { return i % period == 5 ? uniform(random, 2, 3) : uniform(random, 0, 1); }), topk);
+      expect_selected(
+          scores_of(nk, [&](int i) { return i % period == 5 ? uniform(random, 2, 3) : uniform(random, 0, 1); }), topk);
     }
     // The sample sees nothing but what is good, and the rest holds nothing.
     expect_selected(scores_of(nk, [&](int i) { return i % 16 < 4 ? -kInf : i % 97 == 0 ? 1.0F : kNaN; }), topk);
   }
 }
 
-// ------------------------------------------------------------------------------------------- B: NaN, inf, zeros, extremes
+// ------------------------------------------------------------------------------------------- B: NaN, inf, zeros,
+// extremes
 
 TEST_F(CudaSelect, B_NaNInfinityZeroAndExtremes) {
   Random random(20);
   for (const int percent : {50, 83, 100}) {
     Problem p{{}, {}, {}, 512};
     for (int r = 0; r < 40; ++r) {
-      p.rows.push_back(scores_of(1243, [&](int) { return static_cast<int>(random() % 100) < percent ? kNaN : uniform(random, -1, 1); }));
+      p.rows.push_back(scores_of(
+          1243, [&](int) { return static_cast<int>(random() % 100) < percent ? kNaN : uniform(random, -1, 1); }));
     }
     expect_selected(p);
   }
   expect_selected(scores_of(1300, [](int i) { return i < 1000 ? kNaN : static_cast<float>(i); }), 512);
   expect_selected(scores_of(200000, [](int i) { return i % 150 != 0 ? kNaN : static_cast<float>(i % 7); }), 2048);
-  expect_selected(scores_of(32768, [&](int i) { return i == 5 || i == 20000 || i == 32767 ? kInf : uniform(random, -9, 9); }), 1024, 4);
+  expect_selected(
+      scores_of(32768, [&](int i) { return i == 5 || i == 20000 || i == 32767 ? kInf : uniform(random, -9, 9); }), 1024,
+      4);
   expect_selected(scores_of(3000, [](int i) { return i % 30 == 0 ? 1.0F : i % 2 == 0 ? -0.0F : 0.0F; }), 2048);
   expect_selected(scores_of(100000, [](int i) { return i % 3000 == 0 ? 1.0F : i % 2 == 0 ? -0.0F : 0.0F; }), 2048);
   expect_selected(scores_of(5128, [&](int i) { return i % 40 == 0 ? kInf : uniform(random, -1, 1); }), 2048);
-  const float corner[] = {kNaN,    kInf,    -kInf,  0.0F,     -0.0F,    1e-45F,  -1e-45F,
-                          3.4e38F, -3.4e38F, 1.2e-38F, -1.2e-38F, -kNaN, std::bit_cast<float>(0x7F800001U), 1.0F};
+  const float corner[] = {kNaN,
+                          kInf,
+                          -kInf,
+                          0.0F,
+                          -0.0F,
+                          1e-45F,
+                          -1e-45F,
+                          3.4e38F,
+                          -3.4e38F,
+                          1.2e-38F,
+                          -1.2e-38F,
+                          -kNaN,
+                          std::bit_cast<float>(0x7F800001U),
+                          1.0F};
   for (const int topk : {1, 100, 2048, 4096}) {
     expect_selected(scores_of(30000, [&](int) { return corner[random() % std::size(corner)]; }), topk, 2);
-    expect_selected(scores_of(30000, [&](int) { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); }), topk, 2);
+    expect_selected(scores_of(30000, [&](int) { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); }),
+                    topk, 2);
   }
 }
 
-// ----------------------------------------------------------------------------------------------- C: short and odd ranges
+// ----------------------------------------------------------------------------------------------- C: short and odd
+// ranges
 
 TEST_F(CudaSelect, C_ShortEmptyAndNegativeRanges) {
-  constexpr std::int32_t least = std::numeric_limits<std::int32_t>::min(), most = std::numeric_limits<std::int32_t>::max();
+  constexpr std::int32_t least = std::numeric_limits<std::int32_t>::min(),
+                         most = std::numeric_limits<std::int32_t>::max();
   Random random(30);
   const Scores scores = scores_of(5000, [&](int) { return uniform(random, -1, 1); });
   for (const int topk : {1, 8, 705, 2048}) {
@@ -351,7 +401,8 @@ TEST_F(CudaSelect, C_ShortEmptyAndNegativeRanges) {
   }
   expect_selected({Rows(3, Scores(100, 1.0F)), {}, {}, 2048});
   expect_selected({Rows(3, Scores{}), {}, {}, 2048});
-  for (const int nk : {704, 705, 706, 2047, 2048, 2049, 2051, 2052}) expect_selected(Scores(scores.begin(), scores.begin() + nk), nk < 1000 ? 705 : 2051);
+  for (const int nk : {704, 705, 706, 2047, 2048, 2049, 2051, 2052})
+    expect_selected(Scores(scores.begin(), scores.begin() + nk), nk < 1000 ? 705 : 2051);
   // Every alignment of both ends.
   Problem p{{}, {}, {}, 3};
   for (int i = 0; i < 64; ++i) {
@@ -362,7 +413,8 @@ TEST_F(CudaSelect, C_ShortEmptyAndNegativeRanges) {
   expect_selected(p);
 }
 
-// ------------------------------------------------------------------------------------------------- F: the same every time
+// ------------------------------------------------------------------------------------------------- F: the same every
+// time
 
 TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
   Random random(40);
@@ -379,9 +431,12 @@ TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
     std::vector<std::int32_t> first;
     for (int launch = 0; launch < 20; ++launch) {
       GuardedArray<std::int32_t> ids(2 * 2048, static_cast<std::uint8_t>(launch));
-      ASSERT_CUDA(cuda::launch_select_scores({ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
-                                             multiprocessors, nullptr));
-      ASSERT_CUDA(cuda::launch_write({ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0}, nullptr));
+      ASSERT_CUDA(cuda::launch_select_scores(
+          {ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
+          multiprocessors, nullptr));
+      ASSERT_CUDA(cuda::launch_write(
+          {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0},
+          nullptr));
       if (launch == 0) first = ids.download();
       ASSERT_EQ(ids.download(), first);
     }
@@ -389,7 +444,8 @@ TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------ random ones
+// ------------------------------------------------------------------------------------------------------------ random
+// ones
 
 TEST_F(CudaSelect, RandomProblems) {
   Random random(50);
@@ -403,14 +459,18 @@ TEST_F(CudaSelect, RandomProblems) {
       std::normal_distribution<float> normal(uniform(random, -2, 2), std::exp(uniform(random, -5, 5)));
       p.rows.push_back(scores_of(nk, [&](int) {
         const float x = normal(random);
-        return levels == 0 ? x : random() % 500 == 0 ? kNaN : std::round(x * static_cast<float>(levels)) / static_cast<float>(levels);
+        return levels == 0           ? x
+               : random() % 500 == 0 ? kNaN
+                                     : std::round(x * static_cast<float>(levels)) / static_cast<float>(levels);
       }));
       p.ks.push_back(static_cast<std::int32_t>(random() % 3 == 0 ? random() % nk : 0));
       p.ke.push_back(static_cast<std::int32_t>(random() % 3 == 0 ? random() % nk : nk));
     }
     const std::vector<Records> want = expected(p);
     const int counts[] = {0, 1, 48, 78, 132, 148};
-    Way way{.multiprocessors = counts[random() % 6], .offset = random() % 4, .padding = static_cast<std::int64_t>(random() % 9)};
+    Way way{.multiprocessors = counts[random() % 6],
+            .offset = random() % 4,
+            .padding = static_cast<std::int64_t>(random() % 9)};
     if (random() % 2 == 0) way.slice = 64 * (1 + static_cast<std::int64_t>(random() % (nk / 64 + 1)));
     if (way.slice > 0 && nk / way.slice > 40) way.slice = nk / 40 / 64 * 64 + 64;
     expect_scores_selected(p, want, way, trial % 4 == 0);
@@ -438,7 +498,8 @@ TEST_F(CudaSelect, AMillionKeys) {
   expect_scores_selected(p, expected(p), {.multiprocessors = 132}, true);
 }
 
-// -------------------------------------------------------------------------------------------------- graphs, large offsets
+// -------------------------------------------------------------------------------------------------- graphs, large
+// offsets
 
 TEST_F(CudaSelect, GraphReplayReadsTheLengthsOfTheDay) {
   Random random(70);
@@ -455,8 +516,12 @@ TEST_F(CudaSelect, GraphReplayReadsTheLengthsOfTheDay) {
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  ASSERT_CUDA(cuda::launch_select_scores({ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132, stream));
-  ASSERT_CUDA(cuda::launch_write({ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0}, stream));
+  ASSERT_CUDA(cuda::launch_select_scores(
+      {ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132,
+      stream));
+  ASSERT_CUDA(cuda::launch_write(
+      {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0},
+      stream));
   ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
   ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   const std::vector<std::vector<std::int32_t>> lengths = {{40000, 3}, {0, 0}, {-1, 40000}, {513, 39999}};
@@ -499,9 +564,11 @@ TEST_F(CudaSelect, RowsBeyondFourGigabytes) {
   in.nk = nk;
   for (const int multiprocessors : {0, 132}) {
     const Kept kept(2, topk);
-    ASSERT_CUDA(cuda::launch_select_scores({in, 0, 2, 0, nk, scores, nk, topk, true, kept.records.data(), kept.count.data()}, multiprocessors, nullptr));
+    ASSERT_CUDA(cuda::launch_select_scores(
+        {in, 0, 2, 0, nk, scores, nk, topk, true, kept.records.data(), kept.count.data()}, multiprocessors, nullptr));
     Records want;
-    for (std::size_t i = 3; i-- > 0;) want.push_back(make_record(1.0F + static_cast<float>(i), static_cast<std::int32_t>(winners[i])));
+    for (std::size_t i = 3; i-- > 0;)
+      want.push_back(make_record(1.0F + static_cast<float>(i), static_cast<std::int32_t>(winners[i])));
     for (std::int32_t id = 0; want.size() < topk; ++id) {
       if (id != 5) want.push_back(make_record(0.0F, id));
     }

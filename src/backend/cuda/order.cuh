@@ -1,4 +1,5 @@
-// The total order of scores and the record format on the device: base/numeric.hpp and select/records.hpp say what they mean.
+// The total order of scores and the record format on the device: base/numeric.hpp and select/records.hpp say what they
+// mean.
 #pragma once
 
 #include <cstdint>

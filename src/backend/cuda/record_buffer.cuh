@@ -1,7 +1,7 @@
 // A bounded buffer of records of one row, owned by one CTA, compacted exactly when it is full.
 //
-// The host's RecordBuffer (select/records.hpp) with a cut instead of tau: a record is turned away only if K records of the
-// row are known to come before it. So ties never fill the buffer twice, and nothing that could win is ever dropped.
+// The host's RecordBuffer (select/records.hpp) with a cut instead of tau: a record is turned away only if K records of
+// the row are known to come before it. So ties never fill the buffer twice, and nothing that could win is ever dropped.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class RecordBuffer {
     std::uint32_t bin;
     std::uint32_t before;
     std::uint32_t inside;
-    std::uint32_t count;    // records offered since the last compaction: more than the capacity means some found no room
+    std::uint32_t count;  // records offered since the last compaction: more than the capacity means some found no room
     std::uint32_t written;
   };
 
@@ -47,6 +47,13 @@ class RecordBuffer {
     __syncthreads();
   }
 
+  /// All threads: `count` records, at most the capacity, have been put into the storage.
+  __device__ void resize(int count) {
+    __syncthreads();
+    if (thread() == 0) shared_.count = count;
+    __syncthreads();
+  }
+
   /// The next record must be below it.
   [[nodiscard]] __device__ Record cut() const { return cut_; }
   /// All threads, after a barrier.
@@ -54,24 +61,39 @@ class RecordBuffer {
   [[nodiscard]] __device__ Record operator[](int i) const { return storage_[i]; }
   [[nodiscard]] __device__ Record* storage() const { return storage_; }
 
-  /// A whole warp: takes the lanes' records where `taken`. True where there was no room: after a barrier all threads
-  /// must compact(), and the record be tested against the new cut and pushed again.
-  __device__ bool push(bool taken, Record record) {
-    const unsigned lanes = __ballot_sync(kFullWarp, taken);
-    if (lanes == 0) return false;
-    std::uint32_t base = 0;
-    if (lane() == 0) base = atomicAdd(&shared_.count, __popc(lanes));
-    base = __shfl_sync(kFullWarp, base, 0);
-    const std::uint32_t at = base + __popc(lanes & lanes_below());
-    if (taken && at < capacity_) storage_[at] = record;
-    return taken && at >= capacity_;
+  /// More records were pushed than there is room for: all threads must meet and compact() before the next is pushed.
+  [[nodiscard]] __device__ bool full() const {
+    const std::uint32_t count = *static_cast<const volatile std::uint32_t*>(&shared_.count);
+    return __any_sync(kFullWarp, count > static_cast<std::uint32_t>(capacity_));
   }
+
+  /// A whole warp: places for `count` records of each lane, one after the other.
+  __device__ std::uint32_t reserve(int count) {
+    std::uint32_t up_to = count;
+    for (int step = 1; step < 32; step *= 2) {
+      const std::uint32_t other = __shfl_up_sync(kFullWarp, up_to, step);
+      if (lane() >= step) up_to += other;
+    }
+    std::uint32_t base = 0;
+    if (lane() == 31) base = atomicAdd(&shared_.count, up_to);
+    return __shfl_sync(kFullWarp, base, 31) + up_to - count;
+  }
+
+  /// False where there is no room; after compact() the record has to be tested against the new cut and pushed again.
+  __device__ bool put(std::uint32_t place, Record record) {
+    if (place >= static_cast<std::uint32_t>(capacity_)) return false;
+    storage_[place] = record;
+    return true;
+  }
+
+  /// The same, one record at a time.
+  __device__ bool push(Record record) { return put(atomicAdd(&shared_.count, 1U), record); }
 
   /// All threads: one record each where `has`; ends with a barrier.
   __device__ void offer(bool has, Record record) {
     bool waiting = has;
     while (true) {
-      waiting = push(waiting && record < cut_, record);
+      waiting = waiting && record < cut_ && !push(record);
       if (__syncthreads_or(waiting) == 0) return;
       compact();
     }
@@ -113,8 +135,6 @@ class RecordBuffer {
       shift = max(shift - kBinBits, 0);
     }
   }
-
-  [[nodiscard]] __device__ Shared& shared() const { return shared_; }
 
  private:
   static __device__ int thread() { return static_cast<int>(threadIdx.x); }

@@ -1,14 +1,12 @@
 // select: the K first records of a row, from its scores or from its survivors' records.
 //
-// A row is read once. From a sample comes a guess of the K-th score, a little too low; what is not below the guess goes to a
-// buffer in shared memory that is compacted exactly when it is full. If the guess turns out too high (fewer than K records
-// passed), the row is read again without it. So the result never depends on the guess, on the order in which threads run,
-// or on how many scores are equal. A few rows are split over clusters of CTAs that share the guess.
+// A row is read once. From a sample comes a guess of the K-th score, a little too low; what is not below the guess goes
+// to a buffer in shared memory that is compacted exactly when it is full. If the guess turns out too high (fewer than K
+// records passed), the row is read again without it. So the result never depends on the guess, on the order in which
+// threads run, or on how many scores are equal. A few rows are split over clusters of CTAs that share the guess.
 #include <algorithm>
-#include <cstdint>
-
 #include <cooperative_groups.h>
-#include <cuda/ptx>
+#include <cstdint>
 
 #include "backend/cuda/order.cuh"
 #include "backend/cuda/record_buffer.cuh"
@@ -18,48 +16,54 @@ namespace dosa::cuda {
 namespace {
 
 namespace cg = cooperative_groups;
-namespace ptx = ::cuda::ptx;
 
-constexpr int kLargestCluster = 8;          // portable
-constexpr std::uint32_t kMaxSample = 8192;  // sampled elements
-constexpr int kStages = 4;                  // tiles in flight
+constexpr std::uint32_t kSampleShare = 64;  // one element of so many is sampled,
+constexpr std::uint32_t kMaxSample = 8192;  // at most
+constexpr int kManyRows = 512;              // threads of a CTA where there are rows enough
+constexpr int kFewRows = 1024;
+constexpr int kLargestCluster = 16;    // more than 8 is not portable, but sm_90 has it
+constexpr std::uint32_t kVectors = 4;  // 16-byte loads that a thread has in flight
 
-// ------------------------------------------------------------------------------------------------ what a row is made of
+// ------------------------------------------------------------------------------------------------ what a row is made
+// of
 
 // Scores of consecutive keys.
 struct ScoreRow {
   using Element = float;
   using Vector = float4;
   static constexpr int kLanes = 4;
-  static constexpr std::uint32_t kSampleShare = 64;  // one element of so many is sampled
 
   const float* data;
   std::uint32_t count;
   std::uint32_t first_id;
 
-  // Admits every record below a cut whose id is not below that of element `from`; a few more, if ids lie below it.
+  // Admits every record below a cut whose id is not below that of element `from`. Sharp: and no other.
   class Filter {
    public:
     __device__ Filter(Record cut, std::uint32_t from_id) {
       std::uint32_t code = code_of(cut);
-      if (static_cast<std::uint32_t>(cut) <= from_id << 1) --code;  // equal codes lose by their ids
+      sharp_ = static_cast<std::uint32_t>(cut) <= from_id << 1;  // then equal codes lose by their ids
+      if (sharp_) --code;
       everything_ = code == kNaNCode;
       if (code >= kWorstNumberCode) code = kWorstNumberCode;
       if (code == kZeroCode + 1) code = kZeroCode;
       least_ = code < kBestCode ? __uint_as_float(0x7FC00000U) : score_of_code(code);
     }
-    [[nodiscard]] __device__ bool operator()(float score) const { return everything_ || score >= least_; }
-    [[nodiscard]] __device__ bool any(const float4& v) const {
-      return everything_ | (v.x >= least_) | (v.y >= least_) | (v.z >= least_) | (v.w >= least_);
-    }
+    [[nodiscard]] __device__ bool everything() const { return everything_; }
+    [[nodiscard]] __device__ bool operator()(float score) const { return score >= least_; }
+    [[nodiscard]] __device__ bool is_sharp() const { return sharp_; }
 
    private:
     float least_;  // NaN: nothing
     bool everything_;
+    bool sharp_;
   };
 
+  [[nodiscard]] __device__ ScoreRow after(std::uint32_t i) const { return {data + i, count - i, first_id + i}; }
   [[nodiscard]] __device__ Filter filter(Record cut, std::uint32_t from) const { return {cut, first_id + from}; }
-  [[nodiscard]] __device__ Record record(float score, std::uint32_t i) const { return make_record(score, first_id + i); }
+  [[nodiscard]] __device__ Record record(float score, std::uint32_t i) const {
+    return make_record(score, first_id + i);
+  }
   static __device__ float lane(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
   static __device__ std::uint32_t code(float score) { return order_code(score); }
 };
@@ -69,17 +73,18 @@ struct RecordRow {
   using Element = Record;
   using Vector = ulonglong2;
   static constexpr int kLanes = 2;
-  static constexpr std::uint32_t kSampleShare = 32;
 
   const Record* data;
   std::uint32_t count;
 
   struct Filter {
     Record cut;
+    [[nodiscard]] __device__ bool everything() const { return false; }
     [[nodiscard]] __device__ bool operator()(Record record) const { return record < cut; }
-    [[nodiscard]] __device__ bool any(const ulonglong2& v) const { return (v.x < cut) | (v.y < cut); }
+    [[nodiscard]] __device__ bool is_sharp() const { return true; }
   };
 
+  [[nodiscard]] __device__ RecordRow after(std::uint32_t i) const { return {data + i, count - i}; }
   [[nodiscard]] __device__ Filter filter(Record cut, std::uint32_t) const { return {cut}; }
   [[nodiscard]] __device__ Record record(Record record, std::uint32_t) const { return record; }
   static __device__ Record lane(const ulonglong2& v, int i) { return i == 0 ? v.x : v.y; }
@@ -94,6 +99,7 @@ struct Vectors {
   std::uint32_t count;
   std::uint32_t tail_at;
 
+  Vectors() = default;
   explicit __device__ Vectors(const Row& row) {
     constexpr std::uint32_t size = sizeof(typename Row::Element);
     const auto address = reinterpret_cast<std::uintptr_t>(row.data);
@@ -104,93 +110,6 @@ struct Vectors {
   }
 };
 
-// ------------------------------------------------------------------------------------------------------------ the guess
-
-// Spreads a number over 32 bits, so that a row's own period does not meet the sample's.
-__device__ std::uint32_t scatter(std::uint32_t x) {
-  x *= 0x9E3779B1U;
-  x ^= x >> 15;
-  return x * 0x85EBCA77U ^ x >> 13;
-}
-
-// All threads: a cut that about 1.1 K to 3 K of the row's elements are expected to be below: the K-th of the sample plus five standard
-// deviations of its rank. Every record, where a sample says nothing. Uses the buffer's storage.
-template <class Row, int kThreads>
-__device__ Record guess_cut(const Row& row, const Vectors<Row>& vectors, int k, RecordBuffer<kThreads>& buffer) {
-  const std::uint32_t wanted = min(max(row.count / Row::kSampleShare, 256U), kMaxSample) / Row::kLanes;
-  const std::uint32_t positions = min(wanted, vectors.count);
-  const std::uint32_t sampled = positions * Row::kLanes;
-  const float rank = static_cast<float>(k) * static_cast<float>(sampled) / static_cast<float>(row.count);
-  const float target = rank + 5.0F * sqrtf(rank) + 4.0F;
-  if (target >= 0.75F * static_cast<float>(sampled)) return kEveryRecord;
-
-  auto* codes = reinterpret_cast<std::uint32_t*>(buffer.storage());
-  const std::uint32_t stretch = vectors.count / positions;
-  for (std::uint32_t i = threadIdx.x; i < positions; i += kThreads) {
-    const typename Row::Vector v = __ldg(vectors.data + i * stretch + scatter(i) % stretch);
-    for (int c = 0; c < Row::kLanes; ++c) codes[i + c * positions] = Row::code(Row::lane(v, c));
-  }
-  __syncthreads();
-  const Record bound = RecordBuffer<kThreads>::bound_of(buffer.shared(), static_cast<int>(sampled), static_cast<int>(target), 32,
-                                                        [codes](int i) { return Record{codes[i]} << 32; });
-  const std::uint32_t last = code_of(bound - 1);
-  return last == kNaNCode ? kEveryRecord : Record{last + 1} << 32;
-}
-
-// ------------------------------------------------------------------------------------------------------------- the pass
-
-// Tiles of one vector a thread on their way from device memory, by bulk copies into a ring of shared memory.
-template <class Row, int kThreads>
-class TileRing {
- public:
-  using Vector = typename Row::Vector;
-  static constexpr int kBytes = kStages * kThreads * 16;
-
-  struct Shared {
-    std::uint64_t full[kStages];
-  };
-
-  __device__ TileRing(Shared& shared, Vector* storage) : shared_(shared), storage_(storage) {
-    if (threadIdx.x == 0) {
-      for (std::uint64_t& barrier : shared_.full) ptx::mbarrier_init(&barrier, 1);
-      ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
-    }
-    __syncthreads();
-  }
-
-  /// All threads: starts reading `data` up to `end` vectors, from `first`. Every tile started before has been taken.
-  __device__ void start(const Vector* data, std::uint32_t first, std::uint32_t end) const {
-    for (int i = 0; i < kStages; ++i) copy(data, first + i * kThreads, end, (taken_ + i) % kStages);
-  }
-
-  /// All threads: this thread's vector of the next tile; what lies past the end is unspecified.
-  __device__ Vector take() const {
-    const std::uint32_t stage = taken_ % kStages;
-    while (!ptx::mbarrier_try_wait_parity(&shared_.full[stage], taken_ / kStages % 2)) {
-    }
-    return storage_[stage * kThreads + threadIdx.x];
-  }
-
-  /// All threads, after a barrier: the place of the tile at `first` takes a later one.
-  __device__ void release(const Vector* data, std::uint32_t first, std::uint32_t end) {
-    copy(data, first + kStages * kThreads, end, taken_ % kStages);
-    ++taken_;
-  }
-
- private:
-  __device__ void copy(const Vector* data, std::uint32_t first, std::uint32_t end, std::uint32_t stage) const {
-    if (threadIdx.x != 0 || first >= end) return;
-    const std::uint32_t bytes = min(end - first, static_cast<std::uint32_t>(kThreads)) * 16;
-    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared_.full[stage], bytes);
-    ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, storage_ + stage * kThreads, data + first, bytes,
-                       &shared_.full[stage]);
-  }
-
-  Shared& shared_;
-  Vector* storage_;
-  std::uint32_t taken_ = 0;  // tiles
-};
-
 // Which part of a row a CTA reads.
 struct Share {
   std::uint32_t part;
@@ -198,6 +117,7 @@ struct Share {
   std::uint32_t first;  // vector
   std::uint32_t end;
 
+  Share() = default;
   __device__ Share(std::uint32_t part_, std::uint32_t parts_, std::uint32_t vectors)
       : part(part_), parts(parts_), first(at(part_, vectors)), end(at(part_ + 1, vectors)) {}
 
@@ -207,45 +127,161 @@ struct Share {
   }
 };
 
-// All threads: offers every element of this CTA's share of the row. The ring has been started.
+// What a CTA does, in shared memory: in registers it would crowd out what the inner loop needs.
+template <class Row>
+struct Job {
+  Row row;
+  Vectors<Row> vectors;
+  Share share;
+  Record* kept;
+  std::int32_t* kept_count;
+  int carried;           // records kept so far
+  std::uint32_t found;   // records in all buffers of the cluster
+  std::uint32_t before;  // in those of lower rank
+};
+
+// ------------------------------------------------------------------------------------------------------------ the
+// guess
+
+// Spreads a number over 32 bits, so that a row's own period does not meet the sample's.
+__device__ std::uint32_t scatter(std::uint32_t x) {
+  x *= 0x9E3779B1U;
+  x ^= x >> 15;
+  return x * 0x85EBCA77U ^ x >> 13;
+}
+
+// All threads: a cut that somewhat more than K of the row's elements are expected to be below: the K-th of the sample
+// plus three standard deviations of its rank (a row in a thousand is then read twice; a looser guess costs every row
+// more). Every record, where a sample says nothing. `codes` has room for the sample.
 template <class Row, int kThreads>
-__device__ void read_row(const Row& row, const Vectors<Row>& vectors, const Share& share, TileRing<Row, kThreads>& ring,
-                         RecordBuffer<kThreads>& buffer) {
-  // What no vector holds: the first elements for the first CTA, the last ones for the last.
-  const std::uint32_t edges = vectors.head + row.count - vectors.tail_at;
-  if (edges > 0) {
-    const bool at_head = threadIdx.x < vectors.head;
-    const bool mine = threadIdx.x < edges && share.part == (at_head ? 0 : share.parts - 1);
-    const std::uint32_t element = at_head ? threadIdx.x : vectors.tail_at + threadIdx.x - vectors.head;
-    buffer.offer(mine, mine ? row.record(row.data[element], element) : kEveryRecord);
+__device__ __noinline__ Record guess_cut(const Job<Row>& job, int k, typename RecordBuffer<kThreads>::Shared& shared,
+                                         std::uint32_t* codes) {
+  const std::uint32_t wanted = min(max(job.row.count / kSampleShare, 256U), kMaxSample) / Row::kLanes;
+  const std::uint32_t positions = min(wanted, job.vectors.count);
+  const std::uint32_t sampled = positions * Row::kLanes;
+  const float rank = static_cast<float>(k) * static_cast<float>(sampled) / static_cast<float>(job.row.count);
+  const float target = rank + 3.0F * sqrtf(rank) + 2.0F;
+  if (target >= 0.75F * static_cast<float>(sampled)) return kEveryRecord;
+
+  const std::uint32_t stretch = job.vectors.count / positions;
+#pragma unroll 4
+  for (std::uint32_t i = threadIdx.x; i < positions; i += kThreads) {
+    const typename Row::Vector v = __ldg(job.vectors.data + i * stretch + scatter(i) % stretch);
+    for (int c = 0; c < Row::kLanes; ++c) codes[i + c * positions] = Row::code(Row::lane(v, c));
   }
-  for (std::uint32_t first = share.first; first < share.end; first += kThreads) {
-    const typename Row::Vector vector = ring.take();
-    const std::uint32_t element = vectors.head + (first + threadIdx.x) * Row::kLanes;
-    // One bit an element that has still to be offered.
-    unsigned waiting = first + threadIdx.x < share.end ? (1U << Row::kLanes) - 1 : 0;
-    while (true) {
-      const Record cut = buffer.cut();
-      const typename Row::Filter filter = row.filter(cut, vectors.head + first * Row::kLanes);
-      if (__any_sync(kFullWarp, (waiting != 0) & filter.any(vector))) {
+  __syncthreads();
+  const Record bound = RecordBuffer<kThreads>::bound_of(shared, static_cast<int>(sampled), static_cast<int>(target), 32,
+                                                        [codes](int i) { return Record{codes[i]} << 32; });
+  const std::uint32_t last = code_of(bound - 1);
+  return last == kNaNCode ? kEveryRecord : Record{last + 1} << 32;
+}
+
+// ------------------------------------------------------------------------------------------------------------- the
+// pass
+
+// A warp's vectors of a row: kVectors a lane, 32 apart. Sets of its elements are words, one bit an element of the lane.
+template <class Row>
+struct Chunk {
+  static constexpr std::uint32_t kSize = kVectors * 32;
+  static constexpr int kElements = kVectors * Row::kLanes;
+  static_assert(kElements < 32);
+  typename Row::Vector vector[kVectors];
+
+  // `row` begins with a vector.
+  __device__ void load(const Row& row, std::uint32_t first, std::uint32_t end) {
+    const auto* data = reinterpret_cast<const typename Row::Vector*>(row.data);
 #pragma unroll
-        for (int c = 0; c < Row::kLanes; ++c) {
-          const typename Row::Element value = Row::lane(vector, c);
-          const Record record = row.record(value, element + c);
-          const bool taken = (waiting >> c & 1) != 0 && filter(value) && record < cut;
-          if (!buffer.push(taken, record)) waiting &= ~(1U << c);
-        }
-      } else {
-        waiting = 0;
-      }
-      if (__syncthreads_or(static_cast<int>(waiting)) == 0) break;
-      buffer.compact();
+    for (int j = 0; j < kVectors; ++j) {
+      const std::uint32_t at = first + j * 32 + threadIdx.x % 32;
+      if (at < end) vector[j] = __ldcs(data + at);
     }
-    ring.release(vectors.data, first, share.end);
+  }
+
+  // The elements that exist and pass.
+  [[nodiscard]] __device__ unsigned hits(typename Row::Filter filter, std::uint32_t first, std::uint32_t end) const {
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if (filter(Row::lane(vector[i / Row::kLanes], i % Row::kLanes))) bits |= 1U << i;
+    }
+    if (filter.everything()) bits = (1U << kElements) - 1;
+    if (first + kSize > end) {
+      const std::uint32_t lane = first + threadIdx.x % 32;
+      const std::uint32_t vectors = lane < end ? min((end - lane + 31) / 32, kVectors) : 0;
+      bits &= (1U << vectors * Row::kLanes) - 1;
+    }
+    return bits;
+  }
+};
+
+// A whole warp: pushes the elements `hits` of the chunk at vector `first`, unless they cannot win; those that found no
+// room come back. They are read again, from the L1 cache: the registers that held them are on to the next chunk.
+template <class Row, class Buffer>
+__device__ unsigned push(const Row& row, std::uint32_t first, unsigned hits, Buffer& buffer) {
+  std::uint32_t place = buffer.reserve(__popc(hits));
+  unsigned left = 0;
+  for (; hits != 0; hits &= hits - 1) {
+    const std::uint32_t b = __ffs(static_cast<int>(hits)) - 1;
+    const std::uint32_t element = (first + b / Row::kLanes * 32 + threadIdx.x % 32) * Row::kLanes + b % Row::kLanes;
+    const Record record = row.record(row.data[element], element);
+    if (!buffer.put(place++, record)) left |= 1U << b;
+  }
+  return left;
+}
+
+// All threads: a whole row that fits into the buffer.
+template <class Row, int kThreads>
+__device__ void copy_row(const Job<Row>& job, RecordBuffer<kThreads>& buffer) {
+#pragma unroll 8
+  for (std::uint32_t i = threadIdx.x; i < job.row.count; i += kThreads)
+    buffer.storage()[i] = job.row.record(job.row.data[i], i);
+  buffer.resize(static_cast<int>(job.row.count));
+}
+
+// All threads: offers every element of this CTA's share of the row. Warps run freely until the buffer is full, then
+// meet to compact it.
+template <class Row, int kThreads>
+__device__ void read_row(const Job<Row>& job, RecordBuffer<kThreads>& buffer) {
+  // What no vector holds: the first elements for the first CTA, the last ones for the last.
+  const std::uint32_t head = job.vectors.head;
+  const std::uint32_t edges = head + job.row.count - job.vectors.tail_at;
+  if (edges > 0) {
+    const bool at_head = threadIdx.x < head;
+    const bool mine = threadIdx.x < edges && job.share.part == (at_head ? 0 : job.share.parts - 1);
+    const std::uint32_t element = at_head ? threadIdx.x : job.vectors.tail_at + threadIdx.x - head;
+    buffer.offer(mine, mine ? job.row.record(job.row.data[element], element) : kEveryRecord);
+  }
+
+  constexpr std::uint32_t kStride = Chunk<Row>::kSize * (kThreads / 32);
+  const Row row = job.row.after(head);
+  const std::uint32_t end = job.share.end;
+  std::uint32_t first = job.share.first + threadIdx.x / 32 * Chunk<Row>::kSize;
+  Chunk<Row> chunk;
+  chunk.load(row, first, end);
+  unsigned waiting = 0;
+  bool stuck = false;
+  while (true) {
+    typename Row::Filter filter = row.filter(buffer.cut(), first * Row::kLanes);
+    while (first < end) {
+      if (!stuck) {
+        if (buffer.full()) break;
+        if (!filter.is_sharp()) filter = row.filter(buffer.cut(), first * Row::kLanes);
+        waiting = chunk.hits(filter, first, end);
+        chunk.load(row, first + kStride, end);
+      }
+      if (__any_sync(kFullWarp, waiting != 0)) waiting = push(row, first, waiting, buffer);
+      stuck = __any_sync(kFullWarp, waiting != 0);
+      if (stuck) break;
+      first += kStride;
+    }
+    // Whoever has not finished has seen the buffer full.
+    if (__syncthreads_or(first < end) == 0) return;
+    buffer.compact();
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- a row
+// ---------------------------------------------------------------------------------------------------------------- a
+// row
 
 // All threads: the last of n records in the order.
 template <int kThreads>
@@ -261,64 +297,93 @@ __device__ Record last_of(const Record* records, int n, RecordBuffer<kThreads>& 
   return last;
 }
 
-// The K first of a row and of the records kept so far. All CTAs of a cluster share one row.
-template <class Row, int kThreads>
-__device__ void select_row(const Row& row, int topk, int capacity, Record* kept, std::int32_t* kept_count, int carried) {
-  using Buffer = RecordBuffer<kThreads>;
-  using Ring = TileRing<Row, kThreads>;
-  extern __shared__ __align__(128) unsigned char dynamic[];  // the ring's tiles, then the buffer's records
-  __shared__ typename Buffer::Shared shared;
-  __shared__ typename Ring::Shared shared_ring;
+// All threads: counts the records of the cluster.
+template <class Row, class Shared>
+__device__ void count_found(Job<Row>& job, Shared& shared) {
+  if (job.share.parts == 1) {  // a cluster's barrier is dear
+    if (threadIdx.x == 0) job.found = shared.count;
+    __syncthreads();
+    return;
+  }
   const cg::cluster_group cluster = cg::this_cluster();
-  const Vectors<Row> vectors(row);
-  const Share share(cluster.block_rank(), cluster.num_blocks(), vectors.count);
-  Ring ring(shared_ring, reinterpret_cast<typename Row::Vector*>(dynamic));
-  ring.start(vectors.data, share.first, share.end);
-  auto* storage = reinterpret_cast<Record*>(dynamic + Ring::kBytes);
-  Buffer buffer(shared, storage, capacity, topk);
-
-  // What is proven: with K records kept, no record after the last of them can win.
-  const Record proven = carried == topk ? last_of(kept, carried, buffer) + 1 : kEveryRecord;
-  Record guess = kEveryRecord;
-  if (carried < topk && row.count + carried > capacity) guess = guess_cut(row, vectors, topk, buffer);
-
-  while (true) {
-    buffer.clear(min(proven, guess));
-    if (share.part == 0) {
-      for (int first = 0; first < carried; first += kThreads) {
-        const int i = first + static_cast<int>(threadIdx.x);
-        buffer.offer(i < carried, i < carried ? kept[i] : kEveryRecord);
-      }
-    }
-    read_row(row, vectors, share, ring, buffer);
-    std::uint32_t found = buffer.size();
-    if (share.parts > 1) {
-      cluster.sync();
-      found = 0;
-      for (std::uint32_t p = 0; p < share.parts; ++p) found += cluster.map_shared_rank(&shared, p)->count;
-      cluster.sync();
-    }
-    if (guess == kEveryRecord || found >= topk || found >= row.count + carried) break;
-    guess = kEveryRecord;
-    ring.start(vectors.data, share.first, share.end);
+  cluster.sync();
+  if (threadIdx.x < 32) {
+    const std::uint32_t count =
+        threadIdx.x < cluster.num_blocks() ? cluster.map_shared_rank(&shared, threadIdx.x)->count : 0;
+    job.found = __reduce_add_sync(kFullWarp, count);
+    job.before = __reduce_add_sync(kFullWarp, threadIdx.x < cluster.block_rank() ? count : 0);
   }
-
-  if (share.part == 0) {
-    for (std::uint32_t p = 1; p < share.parts; ++p) {
-      const Record* theirs = cluster.map_shared_rank(storage, p);
-      const int count = cluster.map_shared_rank(&shared, p)->count;
-      for (int first = 0; first < count; first += kThreads) {
-        const int i = first + static_cast<int>(threadIdx.x);
-        buffer.offer(i < count, i < count ? theirs[i] : kEveryRecord);
-      }
-    }
-    const int written = buffer.write_first(kept);
-    if (threadIdx.x == 0) *kept_count = written;
-  }
-  if (share.parts > 1) cluster.sync();  // the others' shared memory was being read
+  cluster.sync();
 }
 
-// ------------------------------------------------------------------------------------------------------------- launches
+// The K first of a row and of the records kept so far. All CTAs of a cluster share one row.
+template <class Row, int kThreads>
+__device__ void select_row(const Row& row, int topk, int capacity, Record* kept, std::int32_t* kept_count,
+                           int carried) {
+  using Buffer = RecordBuffer<kThreads>;
+  extern __shared__ Record storage[];
+  __shared__ typename Buffer::Shared shared;
+  __shared__ Job<Row> job;
+  const cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x == 0) {
+    const Vectors<Row> vectors(row);
+    job = {row, vectors, Share(cluster.block_rank(), cluster.num_blocks(), vectors.count), kept, kept_count, carried,
+           0,   0};
+  }
+  Buffer buffer(shared, storage, capacity, topk);  // ends with a barrier
+
+  Record cut = kEveryRecord;
+  const bool guessed = carried < topk && row.count + carried > capacity;
+  if (guessed) cut = guess_cut<Row, kThreads>(job, topk, shared, reinterpret_cast<std::uint32_t*>(storage));
+  if (carried == topk) cut = last_of(kept, carried, buffer) + 1;  // proven: K records are below it
+  while (true) {
+    buffer.clear(cut);
+    if (job.share.part == 0) {
+      for (int first = 0; first < job.carried; first += kThreads) {
+        const int i = first + static_cast<int>(threadIdx.x);
+        buffer.offer(i < job.carried, i < job.carried ? job.kept[i] : kEveryRecord);
+      }
+    }
+    if (job.share.parts == 1 && job.carried == 0 && job.row.count <= capacity) {
+      copy_row(job, buffer);
+    } else {
+      read_row(job, buffer);
+    }
+    count_found(job, shared);
+    const std::uint32_t found = job.found;
+    if (cut == kEveryRecord || found >= topk || found >= job.row.count + job.carried) break;
+    cut = kEveryRecord;
+  }
+
+  // The first CTA of the cluster takes over what the others found.
+  const bool together = job.found <= static_cast<std::uint32_t>(capacity);
+  if (together && job.share.parts > 1) {
+    if (job.share.part > 0) {
+      Record* theirs = cluster.map_shared_rank(storage, 0) + job.before;
+      for (int i = threadIdx.x; i < buffer.size(); i += kThreads) theirs[i] = storage[i];
+    }
+    cluster.sync();
+    if (job.share.part == 0) buffer.resize(static_cast<int>(job.found));
+  }
+  if (job.share.part == 0) {
+    if (!together) {
+      for (std::uint32_t p = 1; p < job.share.parts; ++p) {
+        const Record* theirs = cluster.map_shared_rank(storage, p);
+        const int count = cluster.map_shared_rank(&shared, p)->count;
+        for (int first = 0; first < count; first += kThreads) {
+          const int i = first + static_cast<int>(threadIdx.x);
+          buffer.offer(i < count, i < count ? theirs[i] : kEveryRecord);
+        }
+      }
+    }
+    const int written = buffer.write_first(job.kept);
+    if (threadIdx.x == 0) *job.kept_count = written;
+  }
+  if (job.share.parts > 1) cluster.sync();  // the others' shared memory was being read
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// launches
 
 template <int kThreads>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kernel(SelectScoresArgs args, int capacity) {
@@ -331,14 +396,15 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kerne
     if (args.first_slice && cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
     return;
   }
-  const ScoreRow row{args.scores + r * args.score_stride + (begin - args.key_begin), static_cast<std::uint32_t>(end - begin),
-                     static_cast<std::uint32_t>(begin)};
+  const ScoreRow row{args.scores + r * args.score_stride + (begin - args.key_begin),
+                     static_cast<std::uint32_t>(end - begin), static_cast<std::uint32_t>(begin)};
   select_row<ScoreRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count,
                                  args.first_slice ? 0 : *kept_count);
 }
 
 template <int kThreads>
-__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kernel(SelectRecordsArgs args, int capacity) {
+__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kernel(SelectRecordsArgs args,
+                                                                                   int capacity) {
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
   std::int32_t* kept_count = args.kept_count + r;
   const std::int32_t count = args.record_count[r];
@@ -350,29 +416,33 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kern
   select_row<RecordRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count, 0);
 }
 
-// Many rows: two CTAs of 512 threads a multiprocessor, so that one compacts while the other reads. Few rows: as many CTAs of
-// 1024 threads a row as fill the chip, up to a cluster.
+// Many rows: two CTAs a multiprocessor, so that one compacts while the other reads. Few rows: as many CTAs a row as
+// fill the chip, up to a cluster; clusters of 16 only where half the chip is enough, because few of them fit at a time.
 struct Shape {
   int threads;
   int parts;
 };
 
 Shape shape_for(std::int64_t rows, int multiprocessors) {
-  if (rows > multiprocessors) return {512, 1};
+  if (rows > multiprocessors) return {kManyRows, 1};
   int parts = 1;
-  while (2 * parts <= kLargestCluster && 2 * parts * rows <= multiprocessors) parts *= 2;
-  return {1024, parts};
+  while (2 * parts <= kLargestCluster && 2 * parts * rows <= (parts < 8 ? multiprocessors : multiprocessors / 2))
+    parts *= 2;
+  return {kFewRows, parts};
 }
 
-// Records in the buffer: room for K and for what a guess lets through (about 5 K for K = 2048 and a million keys).
-constexpr int capacity_for(int topk) { return topk <= 2048 ? 8192 : 9216; }
+// Records in the buffer: room for K and for what a guess lets through (4000 for K = 2048 and a million keys).
+constexpr int capacity_for(int topk) { return topk <= 2048 ? 8192 : 12288; }
 
 template <class Args>
-cudaError_t launch(void (*kernel)(Args, int), const Args& args, std::int64_t rows, int topk, Shape shape, cudaStream_t stream) {
+cudaError_t launch(void (*kernel)(Args, int), const Args& args, std::int64_t rows, int topk, Shape shape,
+                   cudaStream_t stream) {
   const int capacity = capacity_for(topk);
-  const std::size_t bytes = static_cast<std::size_t>(capacity) * sizeof(Record) + static_cast<std::size_t>(shape.threads) * 16 * kStages;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  const std::size_t bytes = static_cast<std::size_t>(capacity) * sizeof(Record);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
+  if (shape.parts > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(shape.parts), 1, 1};
@@ -391,15 +461,15 @@ cudaError_t launch(void (*kernel)(Args, int), const Args& args, std::int64_t row
 cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
   const Shape shape = shape_for(args.rows, multiprocessors);
-  return launch(shape.threads == 512 ? select_scores_kernel<512> : select_scores_kernel<1024>, args, args.rows, args.topk, shape,
-                stream);
+  return launch(shape.threads == kManyRows ? select_scores_kernel<kManyRows> : select_scores_kernel<kFewRows>, args,
+                args.rows, args.topk, shape, stream);
 }
 
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
   const Shape shape = shape_for(args.rows, multiprocessors);
-  return launch(shape.threads == 512 ? select_records_kernel<512> : select_records_kernel<1024>, args, args.rows, args.topk, shape,
-                stream);
+  return launch(shape.threads == kManyRows ? select_records_kernel<kManyRows> : select_records_kernel<kFewRows>, args,
+                args.rows, args.topk, shape, stream);
 }
 
 }  // namespace dosa::cuda
