@@ -1,64 +1,21 @@
 // write: kept records, sorted, to ids and scores.
 //
-// One CTA a row, a bitonic network over kItems * 256 records: steps inside a thread's registers, inside a warp by shuffles,
-// across warps through shared memory.
+// One CTA a row, a bitonic network over kItems * 256 records: steps inside a thread's registers, inside a warp by
+// shuffles, across warps through shared memory.
 #include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/order.cuh"
+#include "backend/cuda/sort.cuh"
 #include "backend/cuda/stages.hpp"
 
 namespace dosa::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
 // Keys whose ascending order is the wanted one: records themselves, or records with their halves swapped (by id).
 __device__ __forceinline__ Record swap_halves(Record record) { return record << 32 | record >> 32; }
-
-// Element e = thread * kItems + i of a sequence is item i of a thread. Sorts ascending; `exchange` has room for all.
-template <int kItems>
-__device__ void sort(Record (&item)[kItems], Record* exchange) {
-  const int first = static_cast<int>(threadIdx.x) * kItems;
-  const auto keep = [&](Record& mine, Record other, int element, int stride, int size) {
-    const bool lower = (element & stride) == 0;
-    const bool ascending = (element & size) == 0;
-    mine = (other < mine) == (lower == ascending) ? other : mine;
-  };
-  for (int size = 2; size <= kItems * kThreads; size *= 2) {
-    int stride = size / 2;
-    for (; stride >= kItems * 32; stride /= 2) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) exchange[i * kThreads + threadIdx.x] = item[i];
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        keep(item[i], exchange[i * kThreads + (threadIdx.x ^ stride / kItems)], first + i, stride, size);
-      }
-    }
-    for (; stride >= kItems; stride /= 2) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        keep(item[i], __shfl_xor_sync(kFullWarp, item[i], stride / kItems), first + i, stride, size);
-      }
-    }
-#pragma unroll
-    for (int inside = kItems / 2; inside > 0; inside /= 2) {
-      if (inside > stride) continue;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if ((i & inside) != 0) continue;
-        const bool ascending = ((first + i) & size) == 0;
-        const Record low = item[i], high = item[i + inside];
-        const bool swapped = (high < low) == ascending;
-        item[i] = swapped ? high : low;
-        item[i + inside] = swapped ? low : high;
-      }
-    }
-  }
-}
 
 template <int kItems>
 __global__ __launch_bounds__(kThreads) void write_kernel(WriteArgs args) {
@@ -74,7 +31,7 @@ __global__ __launch_bounds__(kThreads) void write_kernel(WriteArgs args) {
     item[i] = at < count ? kept[at] : kEveryRecord;  // padding sorts last: its halves are all ones
     if (args.ascending) item[i] = swap_halves(item[i]);
   }
-  sort(item, exchange);
+  sort<kThreads>(item, exchange);
 
   // Through shared memory again, so that neighbouring threads write neighbouring elements.
   __syncthreads();
@@ -94,7 +51,8 @@ __global__ __launch_bounds__(kThreads) void write_kernel(WriteArgs args) {
 
 template <int kItems>
 cudaError_t launch(const WriteArgs& args, cudaStream_t stream) {
-  write_kernel<kItems><<<static_cast<unsigned>(args.rows), kThreads, kItems * kThreads * sizeof(Record), stream>>>(args);
+  write_kernel<kItems>
+      <<<static_cast<unsigned>(args.rows), kThreads, kItems * kThreads * sizeof(Record), stream>>>(args);
   return cudaGetLastError();
 }
 
