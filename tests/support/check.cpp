@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "support/gpu.hpp"
+
 namespace dosa::test {
 namespace {
 
@@ -60,7 +62,7 @@ class GuardedWorkspace {
   /// Offset of the first byte written outside, or nothing.
   [[nodiscard]] std::optional<std::int64_t> stray_write() const {
     for (std::size_t n = 0; n < storage_.size(); ++n) {
-      if (n >= begin_ && n < begin_ + bytes_) continue;
+      if (n == begin_) n += bytes_;
       if (storage_[n] != poison_) return static_cast<std::int64_t>(n) - static_cast<std::int64_t>(begin_);
     }
     return std::nullopt;
@@ -214,6 +216,7 @@ std::vector<Options> every_method() {
 void expect_exact(const Problem& problem, const std::vector<Options>& options) {
   const auto expected = expected_rows(problem);
   for (const Options& o : options) EXPECT_TRUE(exact(problem, expected, o));
+  if (gpu_takes(problem)) EXPECT_TRUE(exact_on_gpu(problem));
 }
 
 std::vector<OracleRow> select(const Problem& problem, const Options& options) {

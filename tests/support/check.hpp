@@ -24,7 +24,7 @@ std::vector<OracleRow> expected_rows(const Problem& problem);
 /// Every method, on the fastest implementation with two threads and on the scalar one with one.
 std::vector<Options> every_method();
 
-/// `exact` for each of `options`, reported through EXPECT.
+/// `exact` for each of `options`, and on the GPU if there is one, reported through EXPECT.
 void expect_exact(const Problem& problem, const std::vector<Options>& options = every_method());
 
 /// Ids and scores of one run, best first unless options say otherwise; a failure is reported through ADD_FAILURE.
