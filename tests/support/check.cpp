@@ -216,7 +216,9 @@ std::vector<Options> every_method() {
 void expect_exact(const Problem& problem, const std::vector<Options>& options) {
   const auto expected = expected_rows(problem);
   for (const Options& o : options) EXPECT_TRUE(exact(problem, expected, o));
-  if (have_gpu()) EXPECT_TRUE(exact_on_gpu(problem));
+  if (have_gpu()) {
+    EXPECT_TRUE(exact_on_gpu(problem));
+  }
 }
 
 std::vector<OracleRow> select(const Problem& problem, const Options& options) {
