@@ -20,15 +20,15 @@ int exponent_of(float c) noexcept {
   return c == 0.0F ? 2 * kZeroExponent : std::max(field, 1) - 127;
 }
 
+// 2^n for exponents of f32's normal range, which sums of E4M3 products are far inside of.
+float power_of_two(int n) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(n + 127) << 23); }
+
 }  // namespace
 
 Sm90Operand sm90_operand(std::uint8_t e4m3) noexcept {
-  if (is_nan_e4m3(e4m3)) return {0, kNaNExponent};
-  const int field = e4m3 >> 3 & 0xF;
-  const int significand = (e4m3 & 7) + (field > 0 ? 8 : 0);
-  if (significand == 0) return {0, kZeroExponent};
-  return {static_cast<std::int16_t>((e4m3 & 0x80) != 0 ? -significand : significand),
-          static_cast<std::int16_t>(std::max(field, 1) - 7)};
+  if (is_nan_e4m3(e4m3)) return {0.0F, kNaNExponent};
+  if ((e4m3 & 0x7F) == 0) return {0.0F, kZeroExponent};
+  return {kE4m3Table[e4m3], std::max(e4m3 >> 3 & 0xF, 1) - 7};
 }
 
 float sm90_step(std::span<const Sm90Operand, kSm90Step> a, std::span<const Sm90Operand, kSm90Step> b,
@@ -40,23 +40,17 @@ float sm90_step(std::span<const Sm90Operand, kSm90Step> a, std::span<const Sm90O
   if (!std::isfinite(c)) return c;
   if (e <= kZeroExponent / 2) return 0.0F;
 
-  // Every addend is truncated toward zero to a multiple of the unit 2^(e - 13); the sum of those is exact. A product is
-  // sa sb 2^(e_i - 6) = sa sb 2^7 2^(e_i - e) units.
-  auto sum = static_cast<std::int64_t>(std::ldexp(c, kFractionBits - e));
-  for (std::size_t i = 0; i < kSm90Step; ++i) {
-    const int product = a[i].significand * b[i].significand;
-    const int below = std::min(e - a[i].exponent - b[i].exponent, 31);
-    const int units = static_cast<int>(static_cast<std::uint32_t>(std::abs(product)) << 7 >> below);
-    sum += product < 0 ? -units : units;
-  }
+  // Every addend is truncated toward zero to a multiple of the unit 2^(e - 13); the sum of those is exact. Products are
+  // exact in f32, in units as well, and below 2^15 units.
+  const float units = power_of_two(kFractionBits - e);
+  auto sum = static_cast<std::int32_t>(c * units);
+  for (std::size_t i = 0; i < kSm90Step; ++i) sum += static_cast<std::int32_t>(a[i].value * b[i].value * units);
 
   // The result keeps 13 fraction bits, truncated toward zero.
-  auto magnitude = static_cast<std::uint64_t>(std::abs(sum));
+  const auto magnitude = static_cast<std::uint32_t>(std::abs(sum));
   const int drop = std::max(static_cast<int>(std::bit_width(magnitude)) - (kFractionBits + 1), 0);
-  magnitude = magnitude >> drop << drop;
-  const auto value =
-      static_cast<float>(sum < 0 ? -static_cast<std::int64_t>(magnitude) : static_cast<std::int64_t>(magnitude));
-  return std::ldexp(value, e - kFractionBits);
+  const auto kept = static_cast<float>(magnitude >> drop << drop);
+  return (sum < 0 ? -kept : kept) * power_of_two(e - kFractionBits);
 }
 
 }  // namespace dosa

@@ -6,11 +6,11 @@
 
 namespace dosa {
 
-/// An E4M3 value as the tensor core sees it: significand * 2^(exponent - 3), not renormalised (subnormals share the
-/// exponent of the smallest normals). Zero and NaN carry exponents that dominate in no sum, or in every sum.
+/// An E4M3 value as the tensor core sees it. The exponent is that of the format, not renormalised: subnormals share the
+/// one of the smallest normals. Zero and NaN carry exponents that dominate in no sum, or in every sum.
 struct Sm90Operand {
-  std::int16_t significand;  // signed, |.| <= 15
-  std::int16_t exponent;     // -6..8
+  float value;
+  std::int32_t exponent;  // -6..8
 };
 
 inline constexpr int kSm90Step = 32;
