@@ -37,20 +37,18 @@ struct ScoreColumns {
   static constexpr int head(int column) { return column % kHeads; }
 };
 
-/// How a score kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data.
-template <int kWarpgroups_, int kBuffers_, int kCluster_, bool kOrdered_>
-struct ScoreShape {
+/// How a kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data.
+template <int kWarpgroups_>
+struct CtaShape {
   static constexpr int kWarpgroups = kWarpgroups_;
-  static constexpr int kBuffers = kBuffers_;  // accumulators of a warpgroup
-  static constexpr int kCluster = kCluster_;  // CTAs that share keys
-  static constexpr bool kOrdered = kOrdered_;  // warpgroups take turns at the tensor cores
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kStageKeys = 64 * kWarpgroups;
   static constexpr int kStages = 1024 / kStageKeys;
   // setmaxnreg never returns unless what the math warpgroups take is what the other gives.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kMathRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 232;
-  static constexpr int kCopyRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
+  static constexpr int kMathRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
+  static_assert(kWarpgroups >= 2 && kWarpgroups <= 4);
   static_assert(kWarpgroups * (kMathRegisters - kLaunchRegisters) <= kLaunchRegisters - kCopyRegisters);
 };
 
@@ -61,16 +59,86 @@ struct ScoreUnit {
   std::int32_t stages;  // 0: no more units
 };
 
-template <class Shape>
 struct ScoreShared {
+  using Shape = CtaShape<4>;
   static constexpr int kColumns = 128;
-  alignas(1024) std::uint8_t keys[Shape::kStages][Shape::kStageKeys * kDim];
+  static constexpr int kStages = Shape::kStages;
+  static constexpr int kStageKeys = Shape::kStageKeys;
+  alignas(1024) std::uint8_t keys[kStages][kStageKeys * kDim];
   alignas(1024) std::uint8_t queries[2][kColumns * kDim];
-  float scales[Shape::kStages][Shape::kStageKeys];
+  float scales[kStages][kStageKeys];
   float weights[2][kColumns];
   ScoreUnit unit[2];
-  std::uint64_t keys_full[Shape::kStages];
-  std::uint64_t keys_empty[Shape::kStages];
+  std::uint64_t keys_full[kStages];
+  std::uint64_t keys_empty[kStages];
+  std::uint64_t unit_full[2];
+  std::uint64_t unit_empty[2];
+};
+
+/// The screen's tile of one row budget. Columns: the retained heads of all its queries, query by query, then 16 auxiliary
+/// columns for each group of 8 queries: (high, low) of its queries 0, 2, 4, 6, then of 1, 3, 5, 7, so that in accumulators lane
+/// c of a quad has the pairs of its own queries 2 c and 2 c + 1.
+template <int kBudget>
+struct ScreenTile {
+  static constexpr int kRetained = kBudget - 2;
+  static constexpr int kQueries = kBudget <= 12 ? 16 : 8;
+  static constexpr int kGroups = kQueries / 8;
+  static constexpr int kColumns = kQueries * kBudget;
+  static constexpr int kPasses = kColumns > 128 ? 2 : 1;  // products a tile; the last columns come first
+  static constexpr int kPassColumns = kColumns / kPasses;
+  static constexpr int kAuxiliary = kQueries * kRetained;  // the first auxiliary column
+  static constexpr int kGroupSteps = 8 * kRetained / 16;   // head sums: 16 columns a step
+  static_assert(kRetained % 2 == 0 && kPassColumns % 16 == 0 && kPassColumns <= 128);
+  using Shape = CtaShape<kPassColumns == 128 ? 2 : 3>;  // two products of a warpgroup are under way at a time
+  static constexpr int kStages = Shape::kStages - (kColumns > 192 ? 2 : 0);
+
+  static constexpr int query(int column) {
+    if (column < kAuxiliary) return column / kRetained;
+    const int in_group = (column - kAuxiliary) % 16;
+    return (column - kAuxiliary) / 16 * 8 + in_group % 8 / 2 * 2 + in_group / 8;
+  }
+  static constexpr int row(int column) {
+    return column < kAuxiliary ? column % kRetained : kRetained + (column - kAuxiliary) % 2;
+  }
+};
+
+/// What the screen knows of a query besides its rows.
+struct alignas(16) ScreenQuery {
+  float c;
+  float tau;
+  float sigma_high;
+  float sigma_low;
+  std::int32_t row;    // of the slice; -1: none
+  std::int32_t begin;  // visible keys of the slice
+  std::int32_t end;
+};
+
+/// Work of a CTA between two changes of queries: keys from `key`, in supers of 16 stages, in which each math warpgroup takes a
+/// run of 1024 keys.
+struct ScreenUnit {
+  std::int32_t key;
+  std::int32_t supers;  // 0: no more units
+};
+
+/// What the screen knows of a key.
+struct ScreenKey {
+  float rho;
+  float inv_alpha;
+};
+
+template <int kBudget>
+struct ScreenShared {
+  using Tile = ScreenTile<kBudget>;
+  static constexpr int kStages = Tile::kStages;
+  static constexpr int kStageKeys = Tile::Shape::kStageKeys;
+  alignas(1024) std::uint8_t keys[kStages][kStageKeys * kDim];
+  alignas(1024) std::uint8_t rows[2][Tile::kColumns * kDim];
+  ScreenKey key[kStages][kStageKeys];
+  std::uint16_t weights[2][Tile::kQueries][Tile::kRetained];  // bf16
+  ScreenQuery query[2][Tile::kQueries];
+  ScreenUnit unit[2];
+  std::uint64_t keys_full[kStages];
+  std::uint64_t keys_empty[kStages];
   std::uint64_t unit_full[2];
   std::uint64_t unit_empty[2];
 };

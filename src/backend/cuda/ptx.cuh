@@ -20,21 +20,11 @@ __device__ __forceinline__ void init(Barrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared(barrier)), "r"(arrivals) : "memory");
 }
 
-/// Makes initialised barriers visible to the copy engine and to other CTAs of the cluster.
+/// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(barrier)) : "memory");
-}
-
-/// Arrives at the same barrier of another CTA of the cluster.
-__device__ __forceinline__ void arrive_at(Barrier* barrier, unsigned cta) {
-  asm volatile(
-      "{ .reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(shared(barrier)),
-      "r"(cta)
-      : "memory");
 }
 
 /// Arrives and announces bytes that asynchronous copies will bring.
@@ -47,33 +37,20 @@ __device__ __forceinline__ void arrive_after_copies(Barrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared(barrier)) : "memory");
 }
 
-/// kCluster: acquires at cluster scope, for barriers at which other CTAs arrive.
-template <bool kCluster = false>
 __device__ __forceinline__ bool try_wait(Barrier* barrier, unsigned parity) {
   std::uint32_t done;
-  if constexpr (kCluster) {
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(shared(barrier)), "r"(parity)
-        : "memory");
-  } else {
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(shared(barrier)), "r"(parity)
-        : "memory");
-  }
+  asm volatile(
+      "{ .reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(shared(barrier)), "r"(parity)
+      : "memory");
   return done != 0;
 }
 
-template <bool kCluster = false>
 __device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
-  while (!try_wait<kCluster>(barrier, parity)) {
+  while (!try_wait(barrier, parity)) {
   }
 }
 
@@ -85,16 +62,6 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           shared(to)),
       "l"(map), "r"(column), "r"(row), "r"(shared(barrier))
-      : "memory");
-}
-
-/// The same to every CTA of the cluster whose bit is set: to the same address, with the same barrier, in each.
-__device__ __forceinline__ void copy_box_to_all(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier,
-                                                std::uint16_t ctas) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3}], [%4], %5;" ::"r"(shared(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared(barrier)), "h"(ctas)
       : "memory");
 }
 
@@ -122,7 +89,7 @@ __device__ __forceinline__ void wait_copies() {
 /// Orders this thread's writes to shared memory before reads by tensor cores and copy engine.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Warpgroups and clusters.
+// Warpgroups.
 
 template <int kRegisters>
 __device__ __forceinline__ void raise_registers() {
@@ -141,19 +108,6 @@ __device__ __forceinline__ void named_wait(int id, int threads) {
 
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
 }
 
 }  // namespace dosa::cuda::ptx

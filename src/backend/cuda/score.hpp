@@ -5,9 +5,7 @@
 
 namespace dosa::cuda {
 
-using ScoreDefault = ScoreShape<4, 1, 1, true>;
-
-template <int kHeads, class Shape>
+template <int kHeads>
 cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStream_t stream);
 
 }  // namespace dosa::cuda

@@ -1,4 +1,4 @@
 #include "backend/cuda/score.hpp"
 #include "backend/cuda/score_launch.cuh"
 
-template cudaError_t dosa::cuda::launch_score_as<16, dosa::cuda::ScoreDefault>(const dosa::cuda::ScoreArgs&, int, cudaStream_t);
+template cudaError_t dosa::cuda::launch_score_as<16>(const dosa::cuda::ScoreArgs&, int, cudaStream_t);

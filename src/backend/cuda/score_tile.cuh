@@ -59,11 +59,8 @@ __device__ __forceinline__ LaneScores<Columns> sum_heads(const float (&dot)[Colu
       const auto at = [&](int slot) { return part[row * Columns::kGroup + slot][half]; };
       if constexpr (Columns::kGroup == 4) {
         sum[half] = add_from_neighbour(add_from_neighbour(at(0), at(1), 1), add_from_neighbour(at(2), at(3), 1), 2);
-      } else if constexpr (Columns::kGroup == 2) {
-        const float pair = add_from_neighbour(at(0), at(1), 1);
-        sum[half] = add_from_neighbour(pair, pair, 2);
       } else {
-        const float pair = add_from_neighbour(at(0), at(0), 1);
+        const float pair = add_from_neighbour(at(0), at(Columns::kGroup - 1), 1);
         sum[half] = add_from_neighbour(pair, pair, 2);
       }
     }

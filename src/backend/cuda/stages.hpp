@@ -75,7 +75,7 @@ cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocesso
 
 /// Survivors of one row among the keys [key_begin, key_end) of a slice: one bit a key, set = survives. Keys come in runs of
 /// 1024 from key_begin, 32 words a run, laid out as tensor-core accumulators hold them. Bits of keys outside the row's
-/// visible range, or at key_end and beyond, are 0.
+/// visible range, or at key_end and beyond, are 0; words of runs in which the row sees nothing are unspecified.
 inline constexpr int kMaskRun = 1024;
 inline constexpr int kMaskRunWords = kMaskRun / 32;
 
@@ -102,11 +102,12 @@ constexpr std::int64_t mask_key(std::int64_t word, int bit) {
 
 /// screen: the bound of every key of [key_begin, key_end) against tau, for the listed rows, all of one row budget
 /// R = 8, 12, 16, 20, 24 or 32. With r = R - 2 retained heads and x = the dot of a bound row and a key as the tensor core
-/// rounds it, a key is rejected if its bit of
+/// rounds it, a key is rejected if
 ///
 ///   rho_i c - tau_i' inv_alpha_i  -  ( sigma_high x_high + sigma_low x_low )  +  sum_{j < r} weight_j bf16( [x_j]+ )   <   0
 ///
-/// (the first line in f32, each operation rounded to nearest; the sum on the tensor cores, products exact, f32 accumulation).
+/// (the first line in f32, each operation rounded to nearest; the sum on the tensor cores in two halves, products exact, f32
+/// accumulation).
 /// The aggregate is linear: its sign is in the sigmas.
 struct ScreenArgs {
   const std::uint8_t* k;            // e4m3 [nk][128], dense, 16-byte aligned
@@ -130,19 +131,22 @@ struct ScreenArgs {
   const float* c;                   // [rows] multiplies rho, > 0
   const float* sigma;               // [rows][2] high, low
   const float* tau;                 // [rows] tau', lowered for the screen's own roundings; finite
-  std::uint32_t* mask;              // [rows][mask_stride]; only listed rows are written, all of their words
+  std::uint32_t* mask;              // [rows][mask_stride]; only listed rows are written
   std::int64_t mask_stride;         // words, at least mask_words(key_end - key_begin)
 };
 cudaError_t launch_screen(const ScreenArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// compact: the listed rows' masks to id lists. Lists lie one after the other in row order; a row whose list would end
-/// beyond `capacity` has none and is reported, to be scored in full.
+/// compact: masks to id lists. Lists lie one after the other in row order, their ids in the order of the mask's bits; a row
+/// whose list would end beyond `capacity` has none and is reported, to be scored in full.
 struct CompactArgs {
+  const std::int32_t* ks;           // [nq] or null (0)
+  const std::int32_t* ke;           // [nq] or null (key_end)
+  std::int64_t first_row;
   std::int64_t rows;
   std::int64_t key_begin;
   std::int64_t key_end;
-  const std::uint32_t* mask;        // [rows][mask_stride]
-  std::int64_t mask_stride;
+  const std::uint32_t* mask;        // [rows][mask_stride], 16-byte aligned
+  std::int64_t mask_stride;         // a multiple of 4
   const std::uint8_t* screened;     // [rows] 0: the row has no mask, its count is 0; or null (all have)
   std::int64_t capacity;            // of ids
   std::int32_t* ids;                // [capacity]

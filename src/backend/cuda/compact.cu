@@ -1,0 +1,137 @@
+// compact: the mask of survivors to lists of key ids. Count, sum up, write; every row by one CTA, so that lists are the same in
+// every run.
+#include <algorithm>
+
+#include "backend/cuda/stages.hpp"
+
+namespace dosa::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kScanThreads = 1024;
+constexpr int kStaged = 8192;  // ids
+constexpr unsigned kFull = 0xFFFFFFFFU;
+
+/// The words of a row that may have bits: runs in which it sees something.
+struct Words {
+  const uint4* data;
+  int begin;  // in fours of words
+  int end;
+};
+
+__device__ Words words_of(const CompactArgs& args, std::int64_t row) {
+  constexpr int kFours = kMaskRunWords / 4;
+  const std::int64_t query = args.first_row + row;
+  const std::int64_t begin = args.ks != nullptr ? max(std::int64_t{args.ks[query]}, args.key_begin) : args.key_begin;
+  const std::int64_t end = args.ke != nullptr ? min(std::int64_t{args.ke[query]}, args.key_end) : args.key_end;
+  const bool none = begin >= end || (args.screened != nullptr && args.screened[row] == 0);
+  const auto* data = reinterpret_cast<const uint4*>(args.mask + row * args.mask_stride);
+  if (none) return {data, 0, 0};
+  return {data, static_cast<int>((begin - args.key_begin) / kMaskRun) * kFours,
+          static_cast<int>((end - args.key_begin + kMaskRun - 1) / kMaskRun) * kFours};
+}
+
+__device__ int bits_of(uint4 words) { return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w); }
+
+/// Sum of `value` over the threads before this one, and over all in `total`.
+template <class T, int kBlock>
+__device__ T sum_before(T value, T& total) {
+  __shared__ T warps[32];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  T sum = value;
+  for (int d = 1; d < 32; d *= 2) {
+    const T below = __shfl_up_sync(kFull, sum, d);
+    if (lane >= d) sum += below;
+  }
+  __syncthreads();  // the last use of `warps`
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    T of_warp = lane < kBlock / 32 ? warps[lane] : T{0};
+    for (int d = 1; d < 32; d *= 2) {
+      const T below = __shfl_up_sync(kFull, of_warp, d);
+      if (lane >= d) of_warp += below;
+    }
+    warps[lane] = of_warp;
+  }
+  __syncthreads();
+  total = warps[kBlock / 32 - 1];
+  return sum - value + (warp > 0 ? warps[warp - 1] : T{0});
+}
+
+__global__ void __launch_bounds__(kThreads) count_kernel(const CompactArgs args) {
+  const std::int64_t row = blockIdx.x;
+  const Words words = words_of(args, row);
+  int count = 0;
+#pragma unroll 4
+  for (int i = words.begin + static_cast<int>(threadIdx.x); i < words.end; i += kThreads) count += bits_of(words.data[i]);
+  int total = 0;
+  sum_before<int, kThreads>(count, total);
+  if (threadIdx.x == 0) args.count[row] = total;
+}
+
+__global__ void __launch_bounds__(kScanThreads) offset_kernel(const CompactArgs args) {
+  std::int64_t base = 0;
+  for (std::int64_t first = 0; first < args.rows; first += kScanThreads) {
+    const std::int64_t row = first + threadIdx.x;
+    const std::int64_t count = row < args.rows ? args.count[row] : 0;
+    std::int64_t total = 0;
+    const std::int64_t offset = base + sum_before<std::int64_t, kScanThreads>(count, total);
+    if (row < args.rows) {
+      const bool fits = offset + count <= args.capacity;
+      args.offset[row] = fits ? offset : 0;
+      args.overflow[row] = fits ? 0 : 1;
+      if (!fits) args.count[row] = 0;
+    }
+    base += total;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) {
+  const std::int64_t row = blockIdx.x;
+  if (args.count[row] == 0) return;
+  // Ids of a tile go to memory by way of shared memory, side by side, unless there are too many of them.
+  __shared__ std::int32_t staged[kStaged];
+  const Words words = words_of(args, row);
+  const auto first_key = static_cast<std::int32_t>(args.key_begin);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto load = [&](int i) { return i < words.end ? words.data[i] : uint4{0, 0, 0, 0}; };
+  std::int32_t* list = args.ids + args.offset[row];
+  uint4 next = load(words.begin + thread);
+  for (int base = words.begin; base < words.end; base += kThreads) {
+    const uint4 four = next;
+    next = load(base + kThreads + thread);
+    int total = 0;
+    const int at = sum_before<int, kThreads>(bits_of(four), total);
+    std::int32_t* to = total <= kStaged ? staged + at : list + at;
+    const std::uint32_t word[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const auto key = first_key + static_cast<std::int32_t>(mask_key(4 * static_cast<std::int64_t>(base + thread) + j, 31));
+      for (std::uint32_t left = word[j]; left != 0;) {
+        const int step = __clz(static_cast<int>(left));  // the highest bit is the first step of the run
+        left &= ~(0x80000000U >> step);
+        *to++ = key + static_cast<std::int32_t>(mask_key(0, 31 - step));
+      }
+    }
+    if (total <= kStaged) {
+      __syncthreads();
+      for (int i = thread; i < total; i += kThreads) list[i] = staged[i];
+    }
+    list += total;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_compact(const CompactArgs& args, cudaStream_t stream) {
+  if (args.rows <= 0) return cudaSuccess;
+  const auto rows = static_cast<unsigned>(args.rows);
+  count_kernel<<<rows, kThreads, 0, stream>>>(args);
+  offset_kernel<<<1, kScanThreads, 0, stream>>>(args);
+  list_kernel<<<rows, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace dosa::cuda

@@ -1,0 +1,328 @@
+// launch_screen against its definition, evaluated in f64 over the emulator's dots; and launch_compact against the mask.
+#include <bit>
+#include <numeric>
+
+#include "base/dtype.hpp"
+#include "cuda/problem.hpp"
+
+namespace dosa::test {
+namespace {
+
+using cuda::kDim;
+
+float of_bf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+std::uint16_t nearest_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/// Dot of a bound row and a key as the tensor core rounds it.
+float dot(const std::uint8_t* row, const std::uint8_t* key) {
+  std::array<Sm90Operand, kDim> a;
+  std::array<Sm90Operand, kDim> b;
+  std::transform(row, row + kDim, a.begin(), sm90_operand);
+  std::transform(key, key + kDim, b.begin(), sm90_operand);
+  float x = 0;
+  for (int d = 0; d < kDim; d += kSm90Step) {
+    x = sm90_step(std::span<const Sm90Operand, kSm90Step>(a.data() + d, kSm90Step),
+                  std::span<const Sm90Operand, kSm90Step>(b.data() + d, kSm90Step), x);
+  }
+  return x;
+}
+
+struct Bounds {
+  std::vector<std::uint8_t> rows;     // [n][R][128]
+  std::vector<std::uint16_t> weight;  // [n][R - 2]
+  std::vector<float> c, sigma, tau;
+};
+
+struct Screened {
+  std::vector<std::uint32_t> mask;
+  std::int64_t stride;
+  [[nodiscard]] bool survives(std::int64_t row, std::int64_t i) const {
+    const cuda::MaskBit bit = cuda::mask_bit(i);
+    return (mask[static_cast<std::size_t>(row * stride + bit.word)] >> bit.bit & 1U) != 0;
+  }
+};
+
+struct KeyFacts {
+  std::vector<float> rho, inv_alpha;
+  std::vector<std::uint32_t> exempt;
+};
+
+Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bounds, int budget, const std::vector<std::int32_t>& list,
+                std::int64_t first_row, std::int64_t rows, std::int64_t key_begin, std::int64_t key_end) {
+  const DeviceInputs inputs(p);
+  const DeviceArray<float> rho(facts.rho);
+  const DeviceArray<float> inv_alpha(facts.inv_alpha);
+  const DeviceArray<std::uint32_t> exempt(facts.exempt);
+  const DeviceArray<std::int32_t> device_list(list);
+  const DeviceArray<std::int32_t> list_size(std::vector<std::int32_t>{static_cast<std::int32_t>(list.size())});
+  const DeviceArray<std::uint8_t> bound_rows(bounds.rows);
+  const DeviceArray<std::uint16_t> weight(bounds.weight);
+  const DeviceArray<float> c(bounds.c);
+  const DeviceArray<float> sigma(bounds.sigma);
+  const DeviceArray<float> tau(bounds.tau);
+  const std::int64_t stride = cuda::mask_words(key_end - key_begin) + 4;
+  DeviceArray<std::uint32_t> mask(static_cast<std::size_t>(rows * stride));
+  Screened first;
+  for (int launch = 0; launch < 3; ++launch) {
+    mask.fill(0xAB);
+    const cuda::ScreenArgs args{.k = inputs.k.get(), .nk = p.nk, .rho = rho.get(), .inv_alpha = inv_alpha.get(), .exempt = exempt.get(),
+                                .ks = inputs.ks.get(), .ke = inputs.ke.get(), .first_row = first_row, .key_begin = key_begin,
+                                .key_end = key_end, .budget = budget, .list = device_list.get(), .list_size = list_size.get(),
+                                .list_capacity = rows, .bound_rows = bound_rows.get(), .bound_stride = budget * kDim,
+                                .weight = weight.get(), .weight_stride = budget - 2, .c = c.get(), .sigma = sigma.get(),
+                                .tau = tau.get(), .mask = mask.get(), .mask_stride = stride};
+    EXPECT_EQ(cuda::launch_screen(args, launch > 0 ? multiprocessors() : 7, nullptr), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    Screened got{mask.download(), stride};
+    // Chunks of keys, and so the words that are written for nothing, depend on the number of multiprocessors.
+    std::int64_t differences = 0;
+    for (const std::int32_t row : list) {
+      for (std::int64_t key = std::max(key_begin, p.begin(first_row + row)); launch > 0 && key < std::min(key_end, p.end(first_row + row)); ++key) {
+        differences += got.survives(row, key - key_begin) != first.survives(row, key - key_begin) ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(differences, 0) << "launch " << launch;
+    first = std::move(got);
+  }
+  return first;
+}
+
+class CudaScreen : public CudaTest {};
+
+TEST_F(CudaScreen, DecidesAsDefined) {
+  for (const int budget : {8, 12, 16, 20, 24, 32}) {
+    std::mt19937 random(static_cast<unsigned>(budget));
+    std::normal_distribution<float> normal;
+    const int retained = budget - 2;
+    const std::int64_t first_row = 2;
+    const std::int64_t rows = 29;
+    const std::int64_t key_begin = 1024;
+    const std::int64_t key_end = 6000;
+    DeviceProblem p = DeviceProblem::plain(8, 40, 7000, static_cast<unsigned>(budget));
+    for (std::int64_t q = 0; q < p.nq; ++q) {
+      p.ks[q] = static_cast<std::int32_t>(random() % 1500);
+      p.ke[q] = q % 9 == 4 ? p.ks[q] : static_cast<std::int32_t>(3000 + random() % 4500);
+    }
+    KeyFacts facts;
+    facts.exempt.resize(static_cast<std::size_t>(cuda::mask_words(key_end - key_begin)));
+    std::vector<bool> exempt(p.nk);
+    for (std::int64_t i = 0; i < p.nk; ++i) {
+      exempt[i] = random() % 50 == 0;
+      facts.rho.push_back(exempt[i] ? std::numeric_limits<float>::infinity() : std::abs(normal(random)) * 100);
+      facts.inv_alpha.push_back(exempt[i] ? 0.0F : std::exp2(normal(random)));
+      if (exempt[i] && i >= key_begin && i < key_end) {
+        if (random() % 2 == 0) p.k[i * kDim + random() % kDim] = 0x7F;
+        const cuda::MaskBit bit = cuda::mask_bit(i - key_begin);
+        facts.exempt[static_cast<std::size_t>(bit.word)] |= 1U << bit.bit;
+      }
+    }
+    Bounds bounds;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (int j = 0; j < budget; ++j) {
+        float row[kDim];
+        for (float& x : row) x = normal(random);
+        bounds.rows.resize(bounds.rows.size() + kDim);
+        quantize_row(row, {bounds.rows.data() + bounds.rows.size() - kDim, kDim}, ScaleRule::amax);
+      }
+      for (int j = 0; j < retained; ++j) bounds.weight.push_back(nearest_bf16(0.01F * normal(random)));
+      bounds.c.push_back(0.5F * std::abs(normal(random)) + 0.01F);
+      bounds.sigma.push_back(0.01F * normal(random));
+      bounds.sigma.push_back(0.001F * normal(random));
+      bounds.tau.push_back(1000.0F * normal(random));
+    }
+    std::vector<std::int32_t> list;
+    for (std::int32_t r = 0; r < rows; ++r) {
+      if (r % 8 != 3) list.push_back(r);
+    }
+    const Screened got = screen(p, facts, bounds, budget, list, first_row, rows, key_begin, key_end);
+
+    std::int64_t pairs = 0;
+    std::int64_t unclear = 0;
+    std::int64_t rejected = 0;
+    std::int64_t wrong = 0;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const bool listed = r % 8 != 3;
+      for (std::int64_t i = 0; i < key_end - key_begin; i += listed ? 1 + random() % 3 : 1) {
+        const std::int64_t key = key_begin + i;
+        if (!listed) {
+          const std::size_t at = static_cast<std::size_t>(r * got.stride + cuda::mask_bit(i).word);
+          ASSERT_EQ(got.mask[at], 0xABABABABU) << "a row that was not listed";
+          continue;
+        }
+        const bool visible = key >= p.begin(first_row + r) && key < p.end(first_row + r);
+        const std::int64_t run = i / cuda::kMaskRun * cuda::kMaskRun + key_begin;
+        if (!visible) {
+          const bool run_seen = p.begin(first_row + r) < std::min(p.end(first_row + r), key_end) && run < p.end(first_row + r) &&
+                                run + cuda::kMaskRun > p.begin(first_row + r);
+          ASSERT_FALSE(run_seen && got.survives(r, i)) << "row " << r << " key " << key << " is not visible, budget " << budget;
+          continue;
+        }
+        if (exempt[key]) {
+          ASSERT_TRUE(got.survives(r, i)) << "exempt";
+          continue;
+        }
+        const std::uint8_t* k = p.k.data() + key * kDim;
+        double u = 0;
+        double size = 0;
+        const auto add = [&](double term) {
+          u += term;
+          size += std::abs(term);
+        };
+        add(static_cast<double>(facts.rho[key]) * bounds.c[r]);
+        add(-static_cast<double>(bounds.tau[r]) * facts.inv_alpha[key]);
+        for (int a = 0; a < 2; ++a) {
+          add(-static_cast<double>(bounds.sigma[2 * r + a]) * dot(&bounds.rows[(r * budget + retained + a) * kDim], k));
+        }
+        for (int j = 0; j < retained; ++j) {
+          const float x = dot(&bounds.rows[(r * budget + j) * kDim], k);
+          add(static_cast<double>(of_bf16(bounds.weight[r * retained + j])) * of_bf16(x > 0 ? nearest_bf16(x) : std::uint16_t{0}));
+        }
+        ++pairs;
+        rejected += got.survives(r, i) ? 0 : 1;
+        if (std::abs(u) <= size * 0x1p-16) {
+          ++unclear;
+        } else if (got.survives(r, i) != (u >= 0) && ++wrong <= 3) {
+          ADD_FAILURE() << "budget " << budget << " row " << r << " key " << key << ": u " << u << " of " << size;
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0) << "budget " << budget;
+    EXPECT_LT(unclear * 1000, pairs);
+    EXPECT_GT(rejected * 10, pairs);
+    EXPECT_LT(rejected * 10, pairs * 9);
+  }
+}
+
+// Retained heads alone, no allowance but those of the weights and of tau: nothing at or above tau may be rejected, and ties at
+// tau are many.
+TEST_F(CudaScreen, RejectsNothingThatReachesTau) {
+  for (const int budget : {8, 16, 24, 32}) {
+    const int heads = budget - 2;
+    DeviceProblem p = DeviceProblem::plain(heads, 24, 4096, static_cast<unsigned>(budget));
+    KeyFacts facts;
+    for (std::int64_t i = 0; i < p.nk; ++i) {
+      if (i % 3 == 0) std::copy_n(p.k.data() + i / 30 * 30 * kDim, kDim, p.k.data() + i * kDim);  // equal keys
+      if (i % 3 == 0) p.k_scale[i] = p.k_scale[i / 30 * 30];
+      facts.rho.push_back(1.0F);
+      facts.inv_alpha.push_back(1.0F / p.k_scale[i]);
+    }
+    facts.exempt.resize(static_cast<std::size_t>(cuda::mask_words(p.nk)));
+    Bounds bounds;
+    bounds.rows = p.q;
+    std::vector<float> tau;
+    std::vector<std::vector<float>> scores(p.nq);
+    for (std::int64_t q = 0; q < p.nq; ++q) {
+      const QueryScorer scorer = p.scorer(q);
+      for (std::int64_t key = 0; key < p.end(q); ++key) scores[q].push_back(p.score(scorer, key));
+      std::vector<float> sorted = scores[q];
+      std::nth_element(sorted.begin(), sorted.begin() + 200, sorted.end(), std::greater<>());
+      tau.push_back(q % 4 == 0 ? 0.0F : sorted[200]);
+      for (int h = 0; h < heads; ++h) {
+        // The share of sum |w| x that rounding x to bf16 may take, and half a unit more.
+        const double w = p.w[q * p.w_stride + h];
+        const double safe = std::abs(w) * (w > 0 ? 1 + 0x1p-8 + 0x1p-11 : 1 - 0x1p-8 - 0x1p-11);
+        auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(safe)) >> 16;
+        if (w > 0 && of_bf16(static_cast<std::uint16_t>(bits)) < safe) ++bits;
+        if (w < 0 && of_bf16(static_cast<std::uint16_t>(bits)) > safe) --bits;
+        bounds.weight.push_back(static_cast<std::uint16_t>(w < 0 ? bits | 0x8000 : bits));
+      }
+      bounds.c.push_back(0x1p-100F);
+      bounds.sigma.insert(bounds.sigma.end(), {0.0F, 0.0F});
+      bounds.tau.push_back(static_cast<float>(tau.back() - 0x1p-18 * std::abs(tau.back()) - 0x1p-90));
+    }
+    std::vector<std::uint8_t> rows(static_cast<std::size_t>(p.nq * budget * kDim));
+    for (std::int64_t q = 0; q < p.nq; ++q) {
+      std::copy_n(p.q.data() + q * heads * kDim, heads * kDim, rows.data() + q * budget * kDim);
+    }
+    bounds.rows = rows;
+    std::vector<std::int32_t> list(p.nq);
+    std::iota(list.begin(), list.end(), 0);
+    const Screened got = screen(p, facts, bounds, budget, list, 0, p.nq, 0, p.nk);
+    std::int64_t rejected = 0;
+    std::int64_t pairs = 0;
+    for (std::int64_t q = 0; q < p.nq; ++q) {
+      for (std::int64_t key = 0; key < p.end(q); ++key, ++pairs) {
+        if (got.survives(q, key)) continue;
+        ++rejected;
+        ASSERT_LT(scores[q][key], tau[q]) << "budget " << budget << " row " << q << " key " << key;
+      }
+    }
+    EXPECT_GT(rejected * 2, pairs) << "budget " << budget;
+  }
+}
+
+TEST_F(CudaScreen, CompactListsEveryBit) {
+  std::mt19937 random(1);
+  for (const std::int64_t capacity : {std::int64_t{1} << 20, std::int64_t{3000}}) {
+    const std::int64_t first_row = 3;
+    const std::int64_t rows = 1300;
+    const std::int64_t key_begin = 2048;
+    const std::int64_t key_end = 2048 + 3 * 1024 + 100;
+    const std::int64_t stride = cuda::mask_words(key_end - key_begin) + 8;
+    std::vector<std::uint32_t> mask(static_cast<std::size_t>(rows * stride), 0xFFFFFFFFU);
+    std::vector<std::int32_t> ks(first_row + rows);
+    std::vector<std::int32_t> ke(first_row + rows);
+    std::vector<std::uint8_t> screened(rows);
+    std::vector<std::vector<std::int32_t>> expected(rows);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t query = first_row + r;
+      ks[query] = static_cast<std::int32_t>(random() % 4000) - 100;
+      ke[query] = ks[query] + static_cast<std::int32_t>(random() % 6000) - 50;
+      screened[r] = r % 7 == 2 ? 0 : 1;
+      const std::int64_t begin = std::max<std::int64_t>(ks[query], key_begin);
+      const std::int64_t end = std::min<std::int64_t>(ke[query], key_end);
+      if (begin >= end) continue;
+      for (std::int64_t word = (begin - key_begin) / 1024 * 32; word < (end - key_begin + 1023) / 1024 * 32; ++word) {
+        mask[r * stride + word] = 0;
+        for (int bit = 0; bit < 32; ++bit) {
+          const std::int64_t key = key_begin + cuda::mask_key(word, bit);
+          if (key < begin || key >= end || random() % (r % 50 == 0 ? 1 : 40) != 0) continue;
+          mask[r * stride + word] |= 1U << bit;
+          if (screened[r] != 0) expected[r].push_back(static_cast<std::int32_t>(key));
+        }
+      }
+    }
+    const DeviceArray<std::uint32_t> device_mask(mask);
+    const DeviceArray<std::int32_t> device_ks(ks);
+    const DeviceArray<std::int32_t> device_ke(ke);
+    const DeviceArray<std::uint8_t> device_screened(screened);
+    DeviceArray<std::int32_t> ids(static_cast<std::size_t>(capacity + 1));
+    DeviceArray<std::int64_t> offset(rows);
+    DeviceArray<std::int32_t> count(rows);
+    DeviceArray<std::uint8_t> overflow(rows);
+    ids.fill(0xAB);
+    overflow.fill(0xAB);
+    const cuda::CompactArgs args{.ks = device_ks.get(), .ke = device_ke.get(), .first_row = first_row, .rows = rows, .key_begin = key_begin,
+                                 .key_end = key_end, .mask = device_mask.get(), .mask_stride = stride, .screened = device_screened.get(),
+                                 .capacity = capacity, .ids = ids.get(), .offset = offset.get(), .count = count.get(), .overflow = overflow.get()};
+    ASSERT_EQ(cuda::launch_compact(args, nullptr), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const std::vector<std::int32_t> got = ids.download();
+    const std::vector<std::int64_t> got_offset = offset.download();
+    const std::vector<std::int32_t> got_count = count.download();
+    const std::vector<std::uint8_t> got_overflow = overflow.download();
+    std::int64_t at = 0;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto size = static_cast<std::int64_t>(expected[r].size());
+      const bool fits = at + size <= capacity;
+      ASSERT_EQ(got_overflow[r], fits ? 0 : 1) << r;
+      ASSERT_EQ(got_count[r], fits ? size : 0) << r;
+      if (fits) {
+        ASSERT_EQ(got_offset[r], at);
+        std::vector<std::int32_t> row(got.begin() + at, got.begin() + at + size);
+        std::sort(row.begin(), row.end());
+        std::sort(expected[r].begin(), expected[r].end());
+        ASSERT_EQ(row, expected[r]) << r;
+      }
+      at += size;
+    }
+    ASSERT_EQ(got.back(), static_cast<std::int32_t>(0xABABABAB));
+  }
+}
+
+}  // namespace
+}  // namespace dosa::test
