@@ -1,0 +1,301 @@
+// Every kernel of every instruction set against the scalar definitions, bit for bit.
+#include "backend/cpu/kernels.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "base/dtype.hpp"
+#include "certificate/certificate.hpp"
+#include "certificate/integer_screen.hpp"
+#include "score/reference.hpp"
+#include "support/cases.hpp"
+
+namespace dosa::cpu {
+namespace {
+
+constexpr int kMaxDimension = 128;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(std::isnan(x) ? kNaN : x); }
+
+/// 48 keys, some of them odd: every byte occurs.
+struct Panel {
+  explicit Panel(int dimension, std::uint64_t seed) : dim(dimension), bytes(48 * static_cast<std::size_t>(dimension)) {
+    test::Random random(seed);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<std::uint8_t>(random());
+      if (is_nan_e4m3(bytes[i]) && i / static_cast<std::size_t>(dim) % 8 != 5) bytes[i] = 0;  // NaN in few keys
+    }
+    std::fill_n(bytes.begin() + 7 * dim, dim, std::uint8_t{0});
+    std::fill_n(bytes.begin() + 9 * dim, dim, std::uint8_t{0x80});
+    std::fill_n(bytes.begin() + 11 * dim, dim, std::uint8_t{0x01});
+    for (int key = 0; key < 48; ++key) rows[key] = bytes.data() + key * dim;
+  }
+  [[nodiscard]] std::span<const std::uint8_t> key(int i) const { return {rows[i], static_cast<std::size_t>(dim)}; }
+  [[nodiscard]] std::vector<float> decoded(int i) const {
+    std::vector<float> out;
+    for (const std::uint8_t byte : key(i)) out.push_back(kE4m3Table[byte]);
+    return out;
+  }
+
+  int dim;
+  std::vector<std::uint8_t> bytes;
+  const std::uint8_t* rows[48];
+};
+
+/// [rows][dim] to [rows/4][dim][4].
+template <typename T>
+std::vector<T> in_groups(const std::vector<T>& rows, int count, int dim) {
+  std::vector<T> out(static_cast<std::size_t>(round_up_to(count, kRowGroup) * dim), T{});
+  for (int r = 0; r < count; ++r) {
+    for (int d = 0; d < dim; ++d) {
+      out[static_cast<std::size_t>(((r / kRowGroup) * dim + d) * kRowGroup + r % kRowGroup)] =
+          rows[static_cast<std::size_t>(r * dim + d)];
+    }
+  }
+  return out;
+}
+
+class KernelsTest : public ::testing::TestWithParam<const Kernels*> {
+ protected:
+  const Kernels& kernels = *GetParam();
+  alignas(64) float panel[kMaxDimension * 48];
+};
+
+TEST_P(KernelsTest, PackPanelDecodesAndTransposes) {
+  for (const int dim : {32, 64, 128}) {
+    const Panel keys(dim, 1);
+    kernels.pack_panel(keys.rows, dim, panel);
+    for (int key = 0; key < 48; ++key) {
+      for (int d = 0; d < dim; ++d) {
+        ASSERT_EQ(bits(panel[d * 48 + key]), bits(kE4m3Table[keys.key(key)[static_cast<std::size_t>(d)]]));
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, ScorePanelHasTheBitsOfTheReference) {
+  test::Random random(2);
+  for (const int dim : {32, 64, 128}) {
+    for (const int heads : {1, 2, 3, 4, 5, 8, 31, 128}) {
+      const Panel keys(dim, random());
+      std::vector<std::uint8_t> q(static_cast<std::size_t>(heads * dim));
+      for (auto& byte : q) byte = static_cast<std::uint8_t>(random());
+      if (heads != 3) std::replace_if(q.begin(), q.end(), is_nan_e4m3, std::uint8_t{1});
+      std::vector<float> w, decoded;
+      for (int h = 0; h < heads; ++h) w.push_back(std::ldexp(static_cast<float>(random() % 1000) - 500.0F, -9));
+      if (heads == 5) w[2] = kInf;
+      if (heads == 8) w[7] = kNaN, w[1] = -0.0F;
+      for (const std::uint8_t byte : q) decoded.push_back(kE4m3Table[byte]);
+      float scale[48];
+      for (float& s : scale) s = static_cast<float>(random() % 100) / 7.0F;
+      scale[1] = kInf, scale[2] = -kInf, scale[3] = kNaN, scale[4] = -0.0F, scale[5] = 1e-45F, scale[6] = -3.0F;
+
+      kernels.pack_panel(keys.rows, dim, panel);
+      const auto packed = in_groups(decoded, heads, dim);
+      float scores[48];
+      kernels.score_panel(
+          {.panel = panel, .q = packed.data(), .w = w.data(), .k_scale = scale, .dim = dim, .heads = heads}, scores);
+      const QueryScorer reference(ReferenceScorer::cpu, q, w);
+      for (int key = 0; key < 48; ++key) {
+        ASSERT_EQ(bits(scores[key]), bits(reference(keys.key(key), scale[key]))) << dim << ' ' << heads << ' ' << key;
+      }
+
+      std::vector<float> x(static_cast<std::size_t>(heads * 50), 7.0F);
+      kernels.dot_panel(panel, packed.data(), dim, heads, x.data(), 50);
+      for (int h = 0; h < heads; ++h) {
+        for (int key = 0; key < 48; ++key) {
+          float dot = 0;
+          const auto k = keys.decoded(key);
+          for (int d = 0; d < dim; ++d)
+            dot = std::fma(decoded[static_cast<std::size_t>(h * dim + d)], k[static_cast<std::size_t>(d)], dot);
+          ASSERT_EQ(bits(x[static_cast<std::size_t>(h * 50 + key)]), bits(dot));
+        }
+        EXPECT_EQ(x[static_cast<std::size_t>(h * 50 + 48)], 7.0F);  // writes 48 a row
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, BoundPanelHasTheBitsOfItsDefinition) {
+  test::Random random(3);
+  std::normal_distribution<float> normal;
+  for (const int dim : {32, 64, 128}) {
+    for (const int rows : {1, 3, 4, 9, 20, 64}) {
+      const Panel keys(dim, random());
+      Certificate certificate;
+      certificate.rows = rows;
+      certificate.linear_rows = static_cast<int>(random() % 2);
+      certificate.c = std::fabs(normal(random));
+      std::vector<float> row_data;
+      for (int n = 0; n < rows * dim; ++n) row_data.push_back(normal(random));
+      for (int j = 0; j < rows; ++j) certificate.weight[static_cast<std::size_t>(j)] = normal(random);
+      float alpha[48], rho[48];
+      for (int key = 0; key < 48; ++key) alpha[key] = std::exp(normal(random)), rho[key] = std::exp(normal(random));
+      rho[3] = kInf, rho[4] = 0, alpha[5] = 0, alpha[6] = 1e-45F, alpha[7] = 3e38F;
+
+      kernels.pack_panel(keys.rows, dim, panel);
+      const auto packed = in_groups(row_data, rows, dim);
+      float bounds[48];
+      kernels.bound_panel({.panel = panel,
+                           .row_data = packed.data(),
+                           .weight = certificate.weight.data(),
+                           .alpha = alpha,
+                           .rho = rho,
+                           .dim = dim,
+                           .rows = rows,
+                           .linear_rows = certificate.linear_rows,
+                           .c = certificate.c},
+                          bounds);
+      for (int key = 0; key < 48; ++key) {
+        const float u = bound_reference(certificate, row_data, keys.decoded(key), rho[key]);
+        ASSERT_EQ(bits(bounds[key]), bits(alpha[key] * u)) << dim << ' ' << rows << ' ' << key;
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, IntegerBoundPanelHasTheBitsOfItsDefinition) {
+  if (kernels.bound_panel_i8 == nullptr) GTEST_SKIP() << "no byte dot product in " << kernels.name;
+  test::Random random(4);
+  std::normal_distribution<float> normal;
+  for (const int dim : {32, 64, 128}) {
+    for (const int rows : {1, 3, 4, 9, 20, 64}) {
+      const Panel keys(dim, random());
+      IntegerCertificate certificate;
+      certificate.rows = rows;
+      certificate.linear_rows = static_cast<int>(random() % 2);
+      certificate.c = std::fabs(normal(random));
+      certificate.c_e = std::fabs(normal(random));
+      std::vector<std::int8_t> row_data;
+      for (int n = 0; n < rows * dim; ++n)
+        row_data.push_back(static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127));
+      for (int j = 0; j < rows; ++j) certificate.weight[static_cast<std::size_t>(j)] = normal(random);
+      float alpha[48], rho[48], rho_e[48];
+      for (int key = 0; key < 48; ++key) {
+        alpha[key] = std::exp(normal(random)), rho[key] = std::exp(normal(random)),
+        rho_e[key] = std::exp(normal(random));
+      }
+      rho[3] = kInf, rho[4] = 0, alpha[5] = 0, rho_e[6] = 0;
+
+      // Words of four bytes take the place of single components.
+      const int words = dim / 4;
+      std::vector<std::uint32_t> row_words(static_cast<std::size_t>(rows * words));
+      std::memcpy(row_words.data(), row_data.data(), row_data.size());
+      const auto packed = in_groups(row_words, rows, words);
+      std::vector<std::int32_t> offset(static_cast<std::size_t>(round_up_to(rows, kRowGroup)), 0);
+      for (int n = 0; n < rows * dim; ++n)
+        offset[static_cast<std::size_t>(n / dim)] -= 128 * row_data[static_cast<std::size_t>(n)];
+
+      alignas(64) std::uint32_t integer_panel[kMaxDimension / 4 * 48];
+      kernels.pack_panel_i8(keys.rows, dim, integer_panel);
+      float bounds[48];
+      kernels.bound_panel_i8({.panel = integer_panel,
+                              .row_data = packed.data(),
+                              .offset = offset.data(),
+                              .weight = certificate.weight.data(),
+                              .alpha = alpha,
+                              .rho = rho,
+                              .rho_e = rho_e,
+                              .dim = dim,
+                              .rows = rows,
+                              .linear_rows = certificate.linear_rows,
+                              .c = certificate.c,
+                              .c_e = certificate.c_e},
+                             bounds);
+      for (int key = 0; key < 48; ++key) {
+        std::vector<std::int8_t> quarters;
+        for (const std::uint8_t byte : keys.key(key)) quarters.push_back(quarter_e4m3(byte));
+        const float u = bound_reference(certificate, row_data, quarters, rho[key], rho_e[key]);
+        if (std::any_of(keys.key(key).begin(), keys.key(key).end(), is_nan_e4m3)) continue;  // exempt
+        ASSERT_EQ(bits(bounds[key]), bits(alpha[key] * u)) << dim << ' ' << rows << ' ' << key;
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, NormsAreRoundedUpButNotFar) {
+  for (const int dim : {32, 64, 128}) {
+    for (std::uint64_t seed = 0; seed < 50; ++seed) {
+      const Panel keys(dim, seed);
+      kernels.pack_panel(keys.rows, dim, panel);
+      float rho[48], rho_e[48];
+      kernels.norm_panel(panel, dim, rho, rho_e);
+      for (int key = 0; key < 48; ++key) {
+        double square = 0, square_e = 0;
+        for (const std::uint8_t byte : keys.key(key)) {
+          const double value = kE4m3Table[byte];
+          const double rest = value - 4.0 * quarter_e4m3(byte);
+          square += value * value;
+          square_e += rest * rest;
+        }
+        if (std::isnan(square)) {
+          EXPECT_TRUE(std::isnan(rho[key]));
+          continue;
+        }
+        const double root = std::sqrt(static_cast<double>(dim));
+        if (square == 0) {
+          EXPECT_EQ(rho[key], 0.0F);
+        } else {
+          const double norm = std::max(std::sqrt(square), 0x1p-6);
+          EXPECT_GE(rho[key] * root, norm);
+          EXPECT_LE(rho[key] * root, norm * (1 + 0x1p-15));
+        }
+        EXPECT_GE(rho_e[key] * root, std::sqrt(square_e));
+        EXPECT_TRUE(square_e > 0 || rho_e[key] == 0.0F);
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, CollectKeepsOrderNaNAndTies) {
+  test::Random random(5);
+  for (int trial = 0; trial < 2000; ++trial) {
+    std::vector<float> u(random() % 200);
+    for (float& value : u) {
+      const auto kind = random() % 20;
+      value = kind == 0   ? kNaN
+              : kind == 1 ? kInf
+              : kind == 2 ? -kInf
+              : kind == 3 ? -0.0F
+                          : static_cast<float>(random() % 9) - 4.0F;
+    }
+    const float low = std::array{-kInf, -2.0F, 0.0F, -0.0F, 3.0F, kInf}[random() % 6];
+    const float high = std::array{1.0F, 4.0F, kInf}[random() % 3];
+    const auto n = static_cast<std::int64_t>(u.size());
+    std::vector<std::int32_t> at_least, middle, out(u.size() + 1, 77);
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(n); ++i) {
+      const float value = u[static_cast<std::size_t>(i)];
+      if (!(value < low)) at_least.push_back(i);
+      if (!(value < low) && value < high) middle.push_back(i);
+    }
+    const auto expect = [&](const std::vector<std::int32_t>& want, std::int64_t count) {
+      ASSERT_EQ(count, static_cast<std::int64_t>(want.size()));
+      ASSERT_TRUE(std::equal(want.begin(), want.end(), out.begin()));
+      ASSERT_EQ(out.back(), 77);  // room for n is enough
+    };
+    expect(at_least, kernels.collect_at_least(u.data(), n, low, out.data()));
+    expect(middle, kernels.collect_between(u.data(), n, low, high, out.data()));
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<const Kernels*>& kernels) {
+  return std::string(kernels.param->name);
+}
+
+INSTANTIATE_TEST_SUITE_P(Implementations, KernelsTest,
+                         ::testing::ValuesIn(available_kernels().begin(), available_kernels().end()), name_of);
+
+TEST(Kernels, AreListedAndFoundByName) {
+  ASSERT_FALSE(available_kernels().empty());
+  EXPECT_EQ(available_kernels().back()->name, "scalar");
+  for (const Kernels* kernels : available_kernels()) EXPECT_EQ(find_kernels(kernels->name), kernels);
+  EXPECT_EQ(find_kernels("avx9"), nullptr);
+}
+
+}  // namespace
+}  // namespace dosa::cpu
