@@ -86,6 +86,7 @@ struct RowReport {
   std::int32_t retained = 0;    ///< heads evaluated exactly in the bound
   std::int32_t bound_rows = 0;  ///< retained heads and auxiliary rows
   std::int64_t visible = 0;
+  std::int64_t seeds = 0;
   std::int64_t survivors = 0;
   std::int64_t refined = 0;
   float seed_tau = 0;          ///< tau when screening began; -inf if there were no witnesses

@@ -4,10 +4,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "dosa/indexer.hpp"
 
 namespace dosa {
+
+struct PriceList;  // certificate/choose.hpp
 
 /// One group of neighbouring queries on its way through the stages; src/pipeline.cpp calls them in order. A stage may be
 /// fused with its neighbours on a device; each keeps its name.
@@ -50,6 +53,9 @@ class BackendImpl {
 /// Errors: unsupported_device.
 Result<std::unique_ptr<BackendImpl>> make_cpu_backend(const Options& options);
 Result<std::unique_ptr<BackendImpl>> make_cuda_backend(const Options& options);
+
+/// What the cpu backend takes work to cost when it chooses certificates; `implementation` is one of cpu_implementations().
+PriceList cpu_prices(const ProblemShape& shape, std::string_view implementation);
 
 /// "" if the cuda backend is built and finds a GPU that it has kernels for.
 std::string cuda_unavailable_reason();

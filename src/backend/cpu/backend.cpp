@@ -267,6 +267,12 @@ Result<std::unique_ptr<BackendImpl>> make_cpu_backend(const Options& options) {
   return std::make_unique<cpu::CpuBackend>(options, *kernels, threads);
 }
 
+PriceList cpu_prices(const ProblemShape& shape, std::string_view implementation) {
+  const cpu::Kernels* kernels = cpu::find_kernels(implementation);
+  DOSA_INVARIANT(kernels != nullptr);
+  return cpu::prices_for(shape, *kernels);
+}
+
 std::vector<std::string> cpu_implementations() {
   std::vector<std::string> names;
   for (const cpu::Kernels* kernels : cpu::available_kernels()) names.emplace_back(kernels->name);

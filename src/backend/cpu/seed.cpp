@@ -20,6 +20,7 @@ void CpuGroup::seed() {
     score_keys(query, witnesses.first(static_cast<std::size_t>(query.witnesses)));
     query.records.compact();
     query.report.seed_tau = query.records.tau();
+    query.report.seeds = query.witnesses;
     stats_.seeds += query.witnesses;
   }
 }
