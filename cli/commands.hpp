@@ -39,6 +39,16 @@ struct BenchArgs {
   bool json = false;
 };
 
+struct ExplainArgs {
+  std::vector<std::string> traces;
+  std::vector<std::int32_t> topk = {2048};
+  Options options;
+  std::int64_t rows = 8;  ///< looked into, evenly spread; 0: all
+  double share = 0.73;    ///< of the prefill time that goes to the indexer; GLM-5.2 at a million tokens
+  bool audit = false;
+  bool json = false;
+};
+
 struct RandomArgs {
   std::int32_t heads = 32, dim = 128;
   std::int64_t keys = 65536, queries = 128;
@@ -69,6 +79,7 @@ struct ExtendArgs {
 Result<int> select(const SelectArgs& args);
 Result<int> verify(const VerifyArgs& args);
 Result<int> bench(const BenchArgs& args);
+Result<int> explain(const ExplainArgs& args);
 Result<int> info(bool json);
 
 Result<int> synth_random(const RandomArgs& args, const std::string& out);

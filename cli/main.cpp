@@ -99,6 +99,7 @@ struct CommandLine {
   SelectArgs select_args;
   VerifyArgs verify_args;
   BenchArgs bench_args;
+  ExplainArgs explain_args;
   RandomArgs random;
   AdversarialArgs adversarial;
   ScoresArgs scores;
@@ -111,12 +112,14 @@ struct CommandLine {
     app.footer(examples({"dosa select traces/demo-h32.safetensors          what was selected, and what it took",
                          "dosa verify traces/demo-h32.safetensors          proof against plain full scoring",
                          "dosa bench traces/demo-h32.safetensors           time against full scoring",
+                         "dosa explain traces/demo-h32.safetensors         why it took that, query by query",
                          "dosa VERB --help                                 what a verb takes"}) +
                "\n\nExit codes: 0 ok, 1 a difference was found, 2 usage or bad input, 3 unsupported shape or device,\n"
                "70 a bug of dosa.");
     add_select();
     add_verify();
     add_bench();
+    add_explain();
     add_synth();
     CLI::App* info_app = app.add_subcommand("info", "Version, backends and CPU implementations of this machine");
     add_json(*info_app, json);
@@ -204,6 +207,34 @@ struct CommandLine {
     sub->callback([this] {
       bench_args.options.implementation = implementation;
       command = [this] { return bench(bench_args); };
+    });
+  }
+
+  void add_explain() {
+    CLI::App* sub = app.add_subcommand("explain", "Show why a selection took what it took, and check the bounds");
+    ExplainArgs& args = explain_args;
+    add_traces(*sub, args.traces);
+    add_topk_list(*sub, args.topk);
+    add_choice(*sub, "--method", args.options.method, kScreeningMethods, "the run that is explained");
+    sub->add_option("--rows", args.rows, "queries looked into, evenly spread; 0: all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    sub->add_option("--share", args.share, "indexer's share of the prefill time (0.73: GLM-5.2 at 1M tokens)")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    sub->add_flag("--audit", args.audit,
+                  "check the bound of every sampled key in plain scalar code; exit code 1 if one fails");
+    add_json(*sub, args.json);
+    add_run_options(*sub, args.options, implementation);
+    sub->footer(
+        "Counters come from a run over all queries; slack and margins from keys sampled evenly for --rows of them.\n"
+        "Keys have a score s and a bound U >= s; those with U below tau, the K-th best score of a query, are\n"
+        "rejected.\n\n" +
+        examples({"dosa explain a.safetensors", "dosa explain a.safetensors --topk 256 --rows 4 --audit",
+                  "dosa explain a.safetensors --seeds chain --row-budget 12 --share 0.5 --json"}));
+    sub->callback([this] {
+      explain_args.options.implementation = implementation;
+      command = [this] { return explain(explain_args); };
     });
   }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "dosa/options.hpp"
+#include "dosa/result.hpp"
 #include "score/reference.hpp"
 
 namespace dosa::cli {
@@ -17,6 +18,7 @@ struct Named {
 
 inline constexpr std::array kMethods = {Named{"auto", Method::automatic}, Named{"dense", Method::dense},
                                         Named{"fused", Method::fused}, Named{"dosa", Method::dosa}};
+inline constexpr std::array kScreeningMethods = {Named{"auto", Method::automatic}, Named{"dosa", Method::dosa}};
 inline constexpr std::array kBackends = {Named{"cpu", Backend::cpu}, Named{"cuda", Backend::cuda}};
 inline constexpr std::array kForms = {Named{"auto", Form::automatic}, Named{"base", Form::base},
                                       Named{"absolute", Form::absolute}, Named{"extended", Form::extended}};
@@ -25,6 +27,13 @@ inline constexpr std::array kSeedPolicies = {
     Named{"chain", SeedPolicy::chain}, Named{"largest-bounds", SeedPolicy::largest_bounds}};
 inline constexpr std::array kPrecisions = {Named{"auto", ScreenPrecision::automatic},
                                            Named{"f32", ScreenPrecision::f32}, Named{"i8", ScreenPrecision::i8}};
+inline constexpr std::array kPaths = {Named{"empty", Path::empty},
+                                      Named{"short_row", Path::short_row},
+                                      Named{"dosa", Path::dosa},
+                                      Named{"full", Path::full},
+                                      Named{"full_context", Path::full_context},
+                                      Named{"full_loose", Path::full_loose},
+                                      Named{"full_exempt", Path::full_exempt}};
 inline constexpr std::array kOrders = {Named{"score", Order::score}, Named{"ascending", Order::ascending}};
 inline constexpr std::array kIndexSpaces = {Named{"absolute", IndexSpace::absolute},
                                             Named{"relative", IndexSpace::relative}};

@@ -128,6 +128,45 @@ class Program(unittest.TestCase):
         text = self.run_dosa("bench", DEMO, "--repeats", 1, "--queries", 4, "--methods", "dosa,dense", "--topk", "16,2048")
         self.assertEqual(text.count("are equal on every row"), 2)
 
+    # explain
+
+    def test_explain_reads_well(self):
+        text = self.run_dosa("explain", DEMO, "--rows", 3, "--topk", "256,2048", "--audit")
+        for block in ("Queries.", "Seeds. None", "Slack and margins.", "Work,", "Other row budgets.", "Whole prefill", "Audit."):
+            self.assertEqual(text.count(f"\n{block}"), 2, block)
+        self.assertEqual(text.count("every bound holds"), 2)
+        self.assertEqual(text.count("cheapest\n"), 2)
+        self.assertLessEqual(max(map(len, text.splitlines())), 120)
+
+    def test_explain_json_has_the_numbers(self):
+        line = json.loads(self.run_dosa("explain", DEMO, "--rows", 2, "--seeds", "chain", "--share", 0.5, "--audit", "--json"))
+        self.assertEqual((line["dosa"], line["kind"], line["method"]), (1, "explain", "auto"))
+        self.assertEqual([row["row"] for row in line["rows"]], [0, 63])
+        for row in line["rows"]:
+            self.assertEqual(row["positive_heads"] + row["negative_heads"] + row["zero_heads"], 64)
+            self.assertEqual(len(row["sample"]["budgets"]), 16)
+            slack = row["sample"]["slack_near_tau_sd"]
+            self.assertAlmostEqual(slack.pop("total"), sum(slack.values()))
+            self.assertEqual(row["sample"]["margins_sd"], sorted(row["sample"]["margins_sd"]))
+            self.assertGreater(row["deficit"], 0)
+        speed = line["dense_seconds"] / line["seconds"]
+        self.assertAlmostEqual(line["whole_measured"], 1 / (0.5 + 0.5 / speed))
+        audit = line["audit"]
+        self.assertTrue(audit["passed"] and audit["smallest_slack"] >= 0 and audit["smallest_gap"] > 0)
+        self.assertGreater(audit["keys"], audit["rejections"])
+
+    def test_explain_any_data(self):
+        for name in ("nan-bytes", "all-nan", "odd-scales", "odd-weights", "huge", "ranges", "same-keys"):
+            for method in ("auto", "dosa"):
+                with self.subTest(name=name, method=method):
+                    self.run_dosa("synth", "adversarial", name, "--out", self.path(name), "--queries", 8)
+                    arguments = ["explain", self.path(name), "--topk", "1,300", "--method", method, "--audit"]
+                    self.assertEqual(self.run_dosa(*arguments).count("every bound holds"), 2)
+                    for line in self.run_dosa(*arguments, "--json").splitlines():
+                        self.assertTrue(json.loads(line)["audit"]["passed"])
+        self.run_dosa("synth", "random", "--keys", 300, "--queries", 0, "--out", self.path("none"))
+        self.run_dosa("explain", self.path("none"), "--audit")
+
     # synth
 
     def test_synth_random_is_repeatable(self):
@@ -160,7 +199,7 @@ class Program(unittest.TestCase):
             self.run_dosa("select", self.synth_scores(range(100)), "--topk", 5, "--implementation", name)
 
     def test_help_teaches(self):
-        for verb in ("select", "verify", "bench", "synth"):
+        for verb in ("select", "verify", "bench", "explain", "synth"):
             self.assertIn("Examples:", self.run_dosa(verb, "--help"))
         self.assertIn("Exit codes", self.run_dosa("--help"))
         self.assertRegex(self.run_dosa("--version"), r"^dosa \d+\.\d+\.\d+$")
@@ -182,6 +221,9 @@ class Program(unittest.TestCase):
             (["select", DEMO, "--nonsense"], "--nonsense"),
             (["bench", DEMO, "--methods", "dense,magic"], "magic"),
             (["bench", DEMO, "--repeats", 0], "0"),
+            (["explain", DEMO, "--method", "dense"], "dense"),
+            (["explain", DEMO, "--share", 1.5], "1.5"),
+            (["explain", DEMO, "--row-budget", 65], "65"),
             (["verify", DEMO, "--reference", "tpu"], "tpu"),
             (["verify", DEMO, "--topk", 0, "--reference", "sm90"], "0"),
             (["synth", "scores", "1,two,3", "--out", self.path("x")], "two"),
