@@ -6,12 +6,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include "backend/cpu/group.hpp"
 #include "backend/cpu/timer.hpp"
-#include "base/fpenv.hpp"
+#include "base/parallel.hpp"
 
 namespace dosa::cpu {
 namespace {
@@ -84,7 +83,7 @@ PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
 class CpuBackend final : public BackendImpl {
  public:
   CpuBackend(const Options& options, const Kernels& kernels, int threads)
-      : options_(options), kernels_(kernels), threads_(threads), arena_(threads) {
+      : options_(options), kernels_(kernels), threads_(threads), workers_(threads) {
     for (int i = 0; i < threads; ++i) sorters_.emplace_back();
   }
 
@@ -98,23 +97,10 @@ class CpuBackend final : public BackendImpl {
   void run_worker(const GroupContext& context, int worker, const Scratch& scratch, Stats& stats) const;
   void merge_parts(const GroupContext& context) const;
 
-  template <class Body>
-  void for_each_worker(int workers, const Body& body) const {
-    arena_.execute([&] {
-      tbb::parallel_for(
-          0, workers,
-          [&](int worker) {
-            const ScopedFloatEnvironment environment;
-            body(worker);
-          },
-          tbb::simple_partitioner());
-    });
-  }
-
   Options options_;
   const Kernels& kernels_;
   int threads_;
-  mutable tbb::task_arena arena_;
+  ForkJoin workers_;
   std::deque<hwy::Sorter> sorters_;  // one per worker; they hold buffers, and run does not allocate
 };
 
@@ -176,7 +162,7 @@ Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Se
                              .part_counts = layout.part_counts};
   Stats total;
   if (screens(plan.options)) summarize(context, total);
-  for_each_worker(plan.threads, [&](int worker) {
+  workers_.for_each_worker(plan.threads, [&](int worker) {
     Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
     const Scratch scratch(carver, context.sizes);
     run_worker(context, worker, scratch, *std::construct_at(layout.worker_stats + worker));
@@ -200,7 +186,7 @@ void CpuBackend::summarize(const GroupContext& context, Stats& stats) const {
   const std::int64_t panels = (hull.end + kPanelKeys - 1) / kPanelKeys - first;
   const std::int64_t workers = context.plan.threads;
   std::atomic<std::int64_t> exempt{0};
-  for_each_worker(context.plan.threads, [&](int worker) {
+  workers_.for_each_worker(context.plan.threads, [&](int worker) {
     exempt += summarize_keys(kernels_, context.keys, (first + panels * worker / workers) * kPanelKeys,
                              (first + panels * (worker + 1) / workers) * kPanelKeys, context.summaries);
   });

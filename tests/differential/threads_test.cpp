@@ -1,0 +1,73 @@
+// Threads: whatever they share, the answer is that of one thread. Small, because the thread sanitizer runs it.
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "support/cases.hpp"
+#include "support/check.hpp"
+
+namespace dosa::test {
+namespace {
+
+std::vector<Options> methods_with(std::int32_t threads) {
+  std::vector<Options> result;
+  for (const Method method : {Method::dense, Method::fused, Method::dosa, Method::automatic}) {
+    Options options;
+    options.method = method;
+    options.threads = threads;
+    options.min_context = 1;
+    result.push_back(options);
+  }
+  return result;
+}
+
+void expect_equal_for_any_threads(const Case& c) {
+  const Problem problem = c.problem();
+  const auto expected = expected_rows(problem);
+  for (const std::int32_t threads : {2, 3, 8}) {
+    for (const Options& options : methods_with(threads)) {
+      EXPECT_TRUE(exact(problem, expected, options)) << describe(options);
+    }
+  }
+}
+
+TEST(Threads, ShareQueries) {
+  Case c = random_case(1, 70, 9000, 4, 32, 300);
+  make_causal(c);
+  expect_equal_for_any_threads(c);
+}
+
+TEST(Threads, ShareTheKeysOfOneQuery) { expect_equal_for_any_threads(random_case(2, 1, 70000, 4, 32, 300)); }
+
+TEST(Threads, ShareRaggedRanges) {
+  Case c = random_case(3, 40, 9000, 4, 32, 300);
+  make_ragged(c, 3);
+  expect_equal_for_any_threads(c);
+}
+
+TEST(Threads, ChainsOfWinnersStayInsideAWorker) {
+  Case c = random_case(4, 70, 9000, 4, 32, 100);
+  make_causal(c);
+  const auto expected = expected_rows(c.problem());
+  for (Options options : methods_with(3)) {
+    options.seeds = SeedPolicy::chain;
+    EXPECT_TRUE(exact(c.problem(), expected, options)) << describe(options);
+  }
+}
+
+// The thread rule: two Indexers, two workspaces, one shared plan.
+TEST(Threads, IndexersRunSideBySide) {
+  Case c = random_case(5, 40, 9000, 4, 32, 300);
+  make_causal(c);
+  const Problem problem = c.problem();
+  const auto expected = expected_rows(problem);
+  std::vector<std::jthread> callers;
+  for (const Options& options : methods_with(2)) {
+    callers.emplace_back([&, options] {
+      for (int n = 0; n < 3; ++n) EXPECT_TRUE(exact(problem, expected, options)) << describe(options);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dosa::test
