@@ -5,21 +5,13 @@
 
 #include <span>
 
+#include "certificate/hopper_bound.hpp"
+
 namespace dosa {
 
 /// Error of one dot of E4M3 rows q and k, over dim / 32 steps, is at most
 /// wgmma_dot_error(dim) * max(||q||, 2^-6) * max(||k||, 2^-6). 135 * 2^-13, 1.65 %, for dim 128.
 double wgmma_dot_error(int dim) noexcept;
-
-/// sum_i |multiplier_i| |error of row_i . k| <= per_exponent * 2^Emax(k) + per_norm * max(||k||, 2^-6), with Emax the
-/// largest exponent of a component (-6 for subnormals), so that 2^Emax(k) <= max(||k||, 2^-6).
-struct WgmmaAllowance {
-  double per_exponent = 0;
-  double per_norm = 0;
-
-  /// Per unit of max(||k||, 2^-6).
-  [[nodiscard]] double total() const noexcept { return per_exponent + per_norm; }
-};
 
 /// Joint bound for all rows that need an allowance: omitted heads, the anchors' folded weight, auxiliary pairs. `rows`
 /// [n, dim] holds E4M3 values. Never more than about the sum of the single bounds, usually a third less. Cost: O(n^2
