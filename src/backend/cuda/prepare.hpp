@@ -65,4 +65,75 @@ struct TauArgs {
 };
 cudaError_t launch_tau(const TauArgs& args, cudaStream_t stream);
 
+/// Row budgets that the screen has: 8, 12, 16, 20, 24, 32. The last two bound rows are the auxiliary pair.
+inline constexpr int kBudgetCount = 6;
+constexpr int budget_at(int i) { return i + 1 < kBudgetCount ? 8 + 4 * i : 32; }
+
+/// Queries that share sampled keys, which all of them see: rows [i * kPanelRows, (i + 1) * kPanelRows) of a slice.
+inline constexpr int kPanelRows = 32;
+
+/// Rows of more heads get no certificate.
+inline constexpr int kMaxCertifiedHeads = 64;
+
+/// What plan and certify read.
+struct CertifyInputs {
+  Inputs in;
+  std::int64_t first_row;
+  std::int64_t rows;
+  const float* rho;        // [nk] as launch_keys leaves them
+  const float* inv_alpha;  // [nk]
+  const float* tau;        // [rows]; rows of -inf get no certificate
+  bool base;               // the base form (with a linear aggregate) instead of the extended one
+  float allowances;        // 1; tests that must fail without the allowances set it to 0
+};
+
+/// plan, first half: how many sampled keys would survive at every budget, for every `stride`-th row.
+struct PredictArgs {
+  CertifyInputs inputs;
+  std::int64_t stride;      // a multiple of kPanelRows
+  std::int32_t* survivors;  // [ceil(rows / stride)][kBudgetCount]; -1: no certificate
+  std::int32_t* sampled;    // [ceil(rows / stride)] keys
+};
+cudaError_t launch_predict(const PredictArgs& args, cudaStream_t stream);
+
+/// plan, second half: the cheapest budget of every group of rows by predicted work, rows * row + survivors * survivor +
+/// fixed, in units of one dense query-key pair. A group whose best costs more than `too_loose` is not screened.
+struct ChooseArgs {
+  std::int64_t rows;
+  std::int64_t group_rows;  // a multiple of the stride
+  std::int64_t stride;
+  const std::int32_t* survivors;  // as launch_predict leaves them
+  const std::int32_t* sampled;
+  double row_price;
+  double survivor_price;
+  double fixed_price;
+  double too_loose;
+  std::uint8_t* budget;  // [rows] 0: not screened
+};
+cudaError_t launch_choose(const ChooseArgs& args, cudaStream_t stream);
+
+/// certify: certificates of all rows, packed as launch_screen reads them.
+struct CertifyArgs {
+  CertifyInputs inputs;
+  const std::uint8_t* budget;  // [rows] budget_at(...), or 0: not screened
+  std::uint8_t* bound_rows;    // e4m3 [rows][budget][128], row stride bound_stride
+  std::int64_t bound_stride;   // bytes, a multiple of 16
+  std::uint16_t* weight;       // bf16 [rows][budget - 2], row stride weight_stride
+  std::int64_t weight_stride;
+  float* c;                // [rows]
+  float* sigma;            // [rows][2]
+  float* tau;              // [rows]
+  std::uint8_t* screened;  // [rows] the row's budget, or 0: it has no certificate and must be scored in full
+};
+cudaError_t launch_certify(const CertifyArgs& args, cudaStream_t stream);
+
+/// lists: the rows of each budget, ascending, and those that are not screened.
+struct ListsArgs {
+  std::int64_t rows;
+  const std::uint8_t* screened;  // [rows] as launch_certify leaves them
+  std::int32_t* list;            // [kBudgetCount + 1][rows]; the last list: not screened
+  std::int32_t* size;            // [kBudgetCount + 1]
+};
+cudaError_t launch_lists(const ListsArgs& args, cudaStream_t stream);
+
 }  // namespace dosa::cuda
