@@ -37,18 +37,21 @@ struct ScoreColumns {
   static constexpr int head(int column) { return column % kHeads; }
 };
 
-/// How a kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data.
+/// How a kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data, a ring of stages ahead.
+/// Units of work are whole rings, so that a stage's place in the code and in shared memory is fixed: the tensor cores share
+/// their issue slots with everything else, and addresses that need no arithmetic are worth a tenth of the time.
 template <int kWarpgroups_>
 struct CtaShape {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
+  static constexpr int kStages = 4;
   static constexpr int kStageKeys = 64 * kWarpgroups;
-  static constexpr int kStages = 1024 / kStageKeys;
+  static constexpr int kRingKeys = kStages * kStageKeys;
   // setmaxnreg never returns unless what the math warpgroups take is what the other gives.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kMathRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
-  static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
-  static_assert(kWarpgroups >= 2 && kWarpgroups <= 4);
+  static constexpr int kMathRegisters = kWarpgroups == 4 ? 112 : 160;
+  static constexpr int kCopyRegisters = 32;
+  static_assert(kWarpgroups == 3 || kWarpgroups == 4);
   static_assert(kWarpgroups * (kMathRegisters - kLaunchRegisters) <= kLaunchRegisters - kCopyRegisters);
 };
 
@@ -56,7 +59,7 @@ struct CtaShape {
 struct ScoreUnit {
   std::int32_t row;     // first of the tile's queries, in the slice
   std::int32_t key;     // first
-  std::int32_t stages;  // 0: no more units
+  std::int32_t rings;   // 0: no more units
 };
 
 struct ScoreShared {
@@ -84,13 +87,12 @@ struct ScreenTile {
   static constexpr int kQueries = kBudget <= 12 ? 16 : 8;
   static constexpr int kGroups = kQueries / 8;
   static constexpr int kColumns = kQueries * kBudget;
-  static constexpr int kPasses = kColumns > 128 ? 2 : 1;  // products a tile; the last columns come first
+  static constexpr int kPasses = kColumns > 192 ? 2 : 1;  // products a tile; the last columns come first
   static constexpr int kPassColumns = kColumns / kPasses;
   static constexpr int kAuxiliary = kQueries * kRetained;  // the first auxiliary column
   static constexpr int kGroupSteps = 8 * kRetained / 16;   // head sums: 16 columns a step
-  static_assert(kRetained % 2 == 0 && kPassColumns % 16 == 0 && kPassColumns <= 128);
-  using Shape = CtaShape<kPassColumns == 128 ? 2 : 3>;  // two products of a warpgroup are under way at a time
-  static constexpr int kStages = Shape::kStages - (kColumns > 192 ? 2 : 0);
+  static_assert(kRetained % 2 == 0 && kPassColumns % 16 == 0 && kPassColumns <= 192);
+  using Shape = CtaShape<kBudget == 16 ? 4 : 3>;
 
   static constexpr int query(int column) {
     if (column < kAuxiliary) return column / kRetained;
@@ -129,7 +131,7 @@ struct ScreenKey {
 template <int kBudget>
 struct ScreenShared {
   using Tile = ScreenTile<kBudget>;
-  static constexpr int kStages = Tile::kStages;
+  static constexpr int kStages = Tile::Shape::kStages;
   static constexpr int kStageKeys = Tile::Shape::kStageKeys;
   alignas(1024) std::uint8_t keys[kStages][kStageKeys * kDim];
   alignas(1024) std::uint8_t rows[2][Tile::kColumns * kDim];

@@ -101,13 +101,15 @@ __device__ __forceinline__ void drop_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// Hardware barriers 1..15 among `threads` threads of a CTA.
-__device__ __forceinline__ void named_wait(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+/// True for one lane of a warp whose lanes all call it.
+__device__ __forceinline__ bool elect() {
+  std::uint32_t elected;
+  asm volatile(
+      "{ .reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(elected));
+  return elected != 0;
 }
 
 }  // namespace dosa::cuda::ptx

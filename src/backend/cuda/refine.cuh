@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       const int head = j / 2 * 8 + 2 * in_quad + j % 2;
       weight[j] = head < in.heads ? in.w[query * in.w_stride + head] : padding_weight(head, in.heads);
     }
-    const std::uint64_t heads = row_descriptor(shared.query);
+    const std::uint32_t heads = rows_at(shared.query);
     int filled = 0;  // records in shared memory, as far as this warp knows
 
     for (int tile = 0; tile < mine; ++tile) {
@@ -118,9 +118,7 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       // Dots on the tensor cores; meanwhile the stage that was read last is filled again.
       const int stage = tile % Shared::kStages;
       float dot[kHeads / 2];
-      wgmma_fence();
-      wgmma_steps<kHeads>(dot, row_descriptor(shared.keys[stage]), heads);
-      wgmma_commit();
+      multiply<kHeads>(dot, rows_at(shared.keys[stage]), heads);
       bring_keys(tile + Shared::kAhead);
       bring_ids(tile + 2 * Shared::kAhead);
       ptx::commit_copies();

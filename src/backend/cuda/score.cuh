@@ -48,8 +48,9 @@ __device__ __forceinline__ void bring_units(ScoreShared& shared, const ScoreWork
     begin = __reduce_min_sync(0xFFFFFFFFU, begin);
     end = __reduce_max_sync(0xFFFFFFFFU, end);
     if (begin >= end) continue;
-    const int key = chunk_begin + (begin - chunk_begin) / ScoreShared::kStageKeys * ScoreShared::kStageKeys;
-    const int stages = (end - key + ScoreShared::kStageKeys - 1) / ScoreShared::kStageKeys;
+    constexpr int kRingKeys = ScoreShared::Shape::kRingKeys;
+    const int key = chunk_begin + (begin - chunk_begin) / kRingKeys * kRingKeys;
+    const int rings = (end - key + kRingKeys - 1) / kRingKeys;
 
     // Query rows in the order of the tile's columns; rows that do not exist are zero.
     ptx::wait(&shared.unit_empty[buffer], parity);
@@ -71,7 +72,7 @@ __device__ __forceinline__ void bring_units(ScoreShared& shared, const ScoreWork
       const std::int64_t query = args.first_row + query_row;
       shared.weights[buffer][column] = exists ? in.w[query * in.w_stride + head] : padding_weight(head, in.heads);
     }
-    if (lane == 0) shared.unit[buffer] = ScoreUnit{row, key, stages};
+    if (lane == 0) shared.unit[buffer] = ScoreUnit{row, key, rings};
     ptx::commit_copies();
     ptx::wait_copies<0>();
     ptx::fence_async();
@@ -98,8 +99,8 @@ __device__ __forceinline__ void bring_keys(ScoreShared& shared, const CUtensorMa
     const ScoreUnit unit = shared.unit[buffer];
     __syncwarp();
     if (lane == 0) ptx::arrive(&shared.unit_empty[buffer]);
-    if (unit.stages == 0) break;
-    for (int s = 0; s < unit.stages; ++s) {
+    if (unit.rings == 0) break;
+    for (int s = 0; s < unit.rings * ScoreShared::kStages; ++s) {
       ptx::wait(&shared.keys_empty[stage], parity);
       const int key = unit.key + s * ScoreShared::kStageKeys;
       ptx::Barrier* full = &shared.keys_full[stage];
@@ -129,7 +130,6 @@ __device__ __forceinline__ void score_keys(ScoreShared& shared, const ScoreWork&
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int in_quad = lane % kQuad;
   const int in_stage = warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / kQuad;  // key of row g
-  int stage = 0;
   unsigned parity = 0;
   float dot[Columns::kColumns / 2];
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void score_keys(ScoreShared& shared, const ScoreWork&
     const int buffer = n & 1;
     ptx::wait(&shared.unit_full[buffer], n >> 1 & 1);
     const ScoreUnit unit = shared.unit[buffer];
-    if (unit.stages == 0) break;
+    if (unit.rings == 0) break;
 
     // What stays in registers for the unit: weights, and where this lane's scores go.
     float weight[2 * kBlocks];
@@ -148,24 +148,26 @@ __device__ __forceinline__ void score_keys(ScoreShared& shared, const ScoreWork&
       weight[2 * j + 1] = pair.y;
     }
     ScoreTarget<Columns> target(args, unit.row, unit.key + in_stage, in_quad);
-    const std::uint64_t queries = row_descriptor(shared.queries[buffer]);
+    const std::uint32_t queries = rows_at(shared.queries[buffer]);
+    const std::uint32_t keys = rows_at(shared.keys[0]) + warpgroup * (64 * kDim >> 4);
 
-    for (int s = 0; s < unit.stages; ++s) {
-      ptx::wait(&shared.keys_full[stage], parity);
-      wgmma_fence();
-      wgmma_steps<Columns::kColumns>(dot, row_descriptor(shared.keys[stage] + warpgroup * 64 * kDim), queries);
-      wgmma_commit();
-      const float scale[2] = {shared.scales[stage][in_stage], shared.scales[stage][in_stage + 8]};
-      wgmma_wait<0>(dot);
-      __syncwarp();
-      if (lane == 0) ptx::arrive(&shared.keys_empty[stage]);
-      target.store(sum_heads<Columns>(dot, weight, scale));
-      target.advance(ScoreShared::kStageKeys);
-      stage = stage + 1 == ScoreShared::kStages ? 0 : stage + 1;
-      parity ^= stage == 0 ? 1U : 0U;
+#pragma unroll 1
+    for (int ring = 0; ring < unit.rings; ++ring) {
+#pragma unroll
+      for (int stage = 0; stage < ScoreShared::kStages; ++stage) {
+        ptx::wait(&shared.keys_full[stage], parity);
+        multiply<Columns::kColumns>(dot, keys + stage * (ScoreShared::kStageKeys * kDim >> 4), queries);
+        const float scale[2] = {shared.scales[stage][in_stage], shared.scales[stage][in_stage + 8]};
+        wgmma_wait<0>(dot);
+        __syncwarp();
+        if (ptx::elect()) ptx::arrive(&shared.keys_empty[stage]);
+        target.store(sum_heads<Columns>(dot, weight, scale), stage * ScoreShared::kStageKeys);
+      }
+      target.advance(ScoreShared::Shape::kRingKeys);
+      parity ^= 1U;
     }
     __syncwarp();
-    if (lane == 0) ptx::arrive(&shared.unit_empty[buffer]);
+    if (ptx::elect()) ptx::arrive(&shared.unit_empty[buffer]);
   }
 }
 

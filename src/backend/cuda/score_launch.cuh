@@ -12,11 +12,10 @@ namespace dosa::cuda {
 /// and at most 4 MiB of keys, which stay in L2 until every CTA has read them.
 inline int chunk_keys(std::int64_t keys, std::int64_t tiles, int ctas) {
   constexpr int kUnitsPerCta = 64;
-  constexpr int kLeastStages = 1024 / ScoreShared::kStageKeys;
-  constexpr int kMostStages = 32768 / ScoreShared::kStageKeys;
-  const std::int64_t stages = (keys + ScoreShared::kStageKeys - 1) / ScoreShared::kStageKeys;
-  const std::int64_t wanted = stages * tiles / (std::int64_t{kUnitsPerCta} * ctas);
-  return static_cast<int>(std::clamp<std::int64_t>(wanted, kLeastStages, kMostStages)) * ScoreShared::kStageKeys;
+  constexpr int kRingKeys = ScoreShared::Shape::kRingKeys;
+  const std::int64_t rings = (keys + kRingKeys - 1) / kRingKeys;
+  const std::int64_t wanted = rings * tiles / (std::int64_t{kUnitsPerCta} * ctas);
+  return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, 32768 / kRingKeys)) * kRingKeys;
 }
 
 template <int kHeads>

@@ -89,13 +89,14 @@ class ScoreTarget {
     to_ = args.scores + first * stride_ + (key - args.key_begin);
   }
 
-  __device__ __forceinline__ void store(const LaneScores<Columns>& scores) const {
+  /// Of the keys `offset` further.
+  __device__ __forceinline__ void store(const LaneScores<Columns>& scores, int offset) const {
 #pragma unroll
     for (int row = 0; row < Lane::kRows; ++row) {
 #pragma unroll
       for (int half = 0; half < Lane::kHalves; ++half) {
-        const bool exists = row * Columns::kGroup < rows_left_ && 8 * half < keys_left_;
-        if (exists) to_[row * Columns::kGroup * stride_ + 8 * half] = scores.value[row][half];
+        const bool exists = row * Columns::kGroup < rows_left_ && offset + 8 * half < keys_left_;
+        if (exists) to_[row * Columns::kGroup * stride_ + offset + 8 * half] = scores.value[row][half];
       }
     }
   }

@@ -127,7 +127,7 @@ __device__ __forceinline__ void bring_screened_keys(ScreenShared<kBudget>& share
         }
       }
       ptx::arrive_after_copies(full);
-      stage = stage + 1 == ScreenTile<kBudget>::kStages ? 0 : stage + 1;
+      stage = stage + 1 == ScreenShared<kBudget>::kStages ? 0 : stage + 1;
       parity ^= stage == 0 ? 1U : 0U;
     }
   }
@@ -154,23 +154,18 @@ __device__ __forceinline__ std::uint32_t bits_before(int end, int key, int half)
   return ~__funnelshift_rc(0xFFFFFFFFU, 0U, 2 * steps) & (half == 0 ? 0xAAAAAAAAU : 0x55555555U);
 }
 
-/// A math warpgroup. Two products are under way at a time: tensor cores work on one while the other's heads are summed.
+/// A math warpgroup.
 template <int kBudget>
 __device__ __forceinline__ void screen_keys(ScreenShared<kBudget>& shared, const ScreenWork& work, int warpgroup) {
   using Tile = ScreenTile<kBudget>;
   using Shape = typename Tile::Shape;
-  using Dots = float[Tile::kPassColumns / 2];
   constexpr int kBlocks = Tile::kPassColumns / 8;
   const ScreenArgs& args = work.args;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int in_quad = lane % kQuad;
   const int in_block = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / kQuad;  // key of accumulator row g, of 64
-  const int word = static_cast<int>(threadIdx.x) % 128 / 32 * 8 + lane / kQuad;       // of a run
-  int stage = 0;  // of the oldest product under way
-  int ahead = 0;  // of the product to start
   unsigned parity = 0;
-  Dots first;
-  Dots second;
+  float dot[Tile::kPassColumns / 2];
 
   for (int n = 0;; ++n) {
     const int buffer = n & 1;
@@ -205,69 +200,61 @@ __device__ __forceinline__ void screen_keys(ScreenShared<kBudget>& shared, const
         constants[group][e] = *reinterpret_cast<const float4*>(&shared.query[buffer][group * 8 + 2 * in_quad + e].c);
       }
     }
-    // By chain, key half and query. Two chains of head sums at least: one would wait for its own last step most of the time.
-    constexpr int kChains = Tile::kGroups == 1 ? 2 : 1;
-    float u[Tile::kGroups][kChains][4];
     std::uint32_t rejected[Tile::kGroups][2];
+    const std::uint32_t rows = rows_at(shared.rows[buffer]);
+    const std::uint32_t keys = rows_at(shared.keys[0]) + warpgroup * (64 * kDim >> 4);
 
-    const auto start = [&](Dots& d, std::uint64_t keys, int pass) {
-      wgmma_fence();
-      wgmma_steps<Tile::kPassColumns>(d, keys, row_descriptor(shared.rows[buffer] + pass * Tile::kPassColumns * kDim));
-      wgmma_commit();
-    };
-    const auto next_keys = [&] {
-      ptx::wait(&shared.keys_full[ahead], parity);
-      const std::uint64_t keys = row_descriptor(shared.keys[ahead] + warpgroup * 64 * kDim);
-      ahead = ahead + 1 == Tile::kStages ? 0 : ahead + 1;
-      parity ^= ahead == 0 ? 1U : 0U;
-      return keys;
-    };
-    const auto release = [&] {
-      __syncwarp();
-      if (lane == 0) ptx::arrive(&shared.keys_empty[stage]);
-      stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
-    };
-    // rho c - tau / alpha, minus the auxiliary pair, in f32.
-    const auto begin_sums = [&](const Dots& dot, int pass) {
-      const ScreenKey key[2] = {shared.key[stage][warpgroup * 64 + in_block], shared.key[stage][warpgroup * 64 + in_block + 8]};
+    // Dots, bounds and decisions of a stage's keys.
+    const auto screen_stage = [&](int stage) {
+      float u[Tile::kGroups][4];  // by key half and query
+      ptx::wait(&shared.keys_full[stage], parity);
 #pragma unroll
-      for (int group = 0; group < Tile::kGroups; ++group) {
+      for (int pass = Tile::kPasses - 1; pass >= 0; --pass) {
+        multiply<Tile::kPassColumns>(dot, keys + stage * (Shape::kStageKeys * kDim >> 4),
+                                     rows + pass * (Tile::kPassColumns * kDim >> 4));
+        const ScreenKey* known = &shared.key[stage][warpgroup * 64 + in_block];
+        const ScreenKey key[2] = {known[0], known[8]};
+        wgmma_wait<0>(dot);
+        if (pass == 0) {
+          __syncwarp();
+          if (ptx::elect()) ptx::arrive(&shared.keys_empty[stage]);
+        }
+        // rho c - tau / alpha, minus the auxiliary pair, in f32.
+        if (pass == Tile::kPasses - 1) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const auto [c, tau, sigma_high, sigma_low] = constants[group][e];
-          const int j = (Tile::kAuxiliary + group * 16) / 8 + e - pass * kBlocks;
+          for (int group = 0; group < Tile::kGroups; ++group) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float bound = __fmaf_rn(-tau, key[half].inv_alpha, __fmul_rn(key[half].rho, c));
-            bound = __fmaf_rn(-sigma_high, dot[4 * j + 2 * half], bound);
-            u[group][0][2 * half + e] = __fmaf_rn(-sigma_low, dot[4 * j + 2 * half + 1], bound);
-            if constexpr (kChains == 2) u[group][1][2 * half + e] = 0.0F;
+            for (int e = 0; e < 2; ++e) {
+              const auto [c, tau, sigma_high, sigma_low] = constants[group][e];
+              const int j = (Tile::kAuxiliary + group * 16) / 8 + e - pass * kBlocks;
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                float bound = __fmaf_rn(-tau, key[half].inv_alpha, __fmul_rn(key[half].rho, c));
+                bound = __fmaf_rn(-sigma_high, dot[4 * j + 2 * half], bound);
+                u[group][2 * half + e] = __fmaf_rn(-sigma_low, dot[4 * j + 2 * half + 1], bound);
+              }
+            }
+          }
+        }
+        // The retained heads: two accumulator blocks are an A fragment.
+#pragma unroll
+        for (int group = 0; group < Tile::kGroups; ++group) {
+#pragma unroll
+          for (int s = 0; s < Tile::kGroupSteps; ++s) {
+            const int j = (group * Tile::kGroupSteps + s) * 2 - pass * kBlocks;
+            if (j >= 0 && j < kBlocks) {
+              add_heads(u[group], relu_pair(dot[4 * j], dot[4 * j + 1]), relu_pair(dot[4 * j + 2], dot[4 * j + 3]),
+                        relu_pair(dot[4 * j + 4], dot[4 * j + 5]), relu_pair(dot[4 * j + 6], dot[4 * j + 7]), weight[group][s]);
+            }
           }
         }
       }
-    };
-    // The retained heads: two accumulator blocks are an A fragment.
-    const auto add_sums = [&](const Dots& dot, int pass) {
-#pragma unroll
-      for (int group = 0; group < Tile::kGroups; ++group) {
-#pragma unroll
-        for (int s = 0; s < Tile::kGroupSteps; ++s) {
-          const int j = (group * Tile::kGroupSteps + s) * 2 - pass * kBlocks;
-          if (j >= 0 && j < kBlocks) {
-            add_heads(u[group][s % kChains], relu_pair(dot[4 * j], dot[4 * j + 1]), relu_pair(dot[4 * j + 2], dot[4 * j + 3]),
-                      relu_pair(dot[4 * j + 4], dot[4 * j + 5]), relu_pair(dot[4 * j + 6], dot[4 * j + 7]), weight[group][s]);
-          }
-        }
-      }
-    };
-    // Rejected: the sign.
-    const auto decide = [&] {
+      // Rejected: the sign.
 #pragma unroll
       for (int group = 0; group < Tile::kGroups; ++group) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float sum = kChains == 2 ? __fadd_rn(u[group][0][i], u[group][kChains - 1][i]) : u[group][0][i];
-          rejected[group][i % 2] = __funnelshift_l(__float_as_uint(sum), rejected[group][i % 2], 1);
+          rejected[group][i % 2] = __funnelshift_l(__float_as_uint(u[group][i]), rejected[group][i % 2], 1);
         }
         asm volatile("" : "+r"(rejected[group][0]), "+r"(rejected[group][1]));  // or all of it sinks past the next product
       }
@@ -276,6 +263,7 @@ __device__ __forceinline__ void screen_keys(ScreenShared<kBudget>& shared, const
     const auto write = [&](int super) {
       const int run_key = unit.key + super * (Shape::kWarpgroups * kMaskRun) + warpgroup * kMaskRun;
       if (run_key >= args.key_end) return;
+      const int word = in_block / 16 * 8 + in_block % 8;  // of the run
       const std::int64_t at = (run_key - args.key_begin) / kMaskRun * kMaskRunWords + word;
       const std::uint32_t exempt = args.exempt != nullptr ? args.exempt[at] : 0U;
 #pragma unroll
@@ -294,69 +282,17 @@ __device__ __forceinline__ void screen_keys(ScreenShared<kBudget>& shared, const
       }
     };
 
-    // All products but the last are followed by another. (ptxas runs products one by one, C7514, unless the loop and what
-    // follows it look different enough.)
-    int left = unit.supers * kStepsOfRun;
-    const auto write_full = [&] {
-      if (left % kStepsOfRun == 0) write(unit.supers - 1 - left / kStepsOfRun);
-    };
-    std::uint64_t keys = next_keys();
-    start(first, keys, Tile::kPasses - 1);
-    if constexpr (Tile::kPasses == 2) {
-      const auto finish_first = [&](auto pending) {
-        wgmma_wait<decltype(pending)::value>(first);
-        begin_sums(first, 1);
-        add_sums(first, 1);
-      };
-      const auto finish_second = [&](auto pending) {
-        wgmma_wait<decltype(pending)::value>(second);
-        release();
-        add_sums(second, 0);
-        decide();
-      };
-      while (left > 1) {
-        start(second, keys, 0);
-        finish_first(std::integral_constant<int, 1>());
-        keys = next_keys();
-        start(first, keys, 1);
-        finish_second(std::integral_constant<int, 1>());
-        --left;
-        write_full();
-      }
-      if (left == 1) {
-        start(second, keys, 0);
-        finish_first(std::integral_constant<int, 1>());
-        finish_second(std::integral_constant<int, 0>());
-      } else {
-        finish_first(std::integral_constant<int, 0>());
-      }
-    } else {
-      const auto finish = [&](Dots& d, auto pending) {
-        wgmma_wait<decltype(pending)::value>(d);
-        begin_sums(d, 0);
-        release();
-        add_sums(d, 0);
-        decide();
-      };
-      while (left > 2) {
-        start(second, next_keys(), 0);
-        finish(first, std::integral_constant<int, 1>());
-        start(first, next_keys(), 0);
-        finish(second, std::integral_constant<int, 1>());
-        left -= 2;
-        write_full();
-      }
-      if (left == 2) {
-        start(second, next_keys(), 0);
-        finish(first, std::integral_constant<int, 1>());
-        finish(second, std::integral_constant<int, 0>());
-      } else {
-        finish(first, std::integral_constant<int, 0>());
-      }
+    constexpr int kRingsOfRun = kStepsOfRun / Shape::kStages;
+    constexpr int kUnrolled = Tile::kGroups * Tile::kPassColumns > 256 ? 2 : Shape::kStages;  // the widest tile needs its registers
+#pragma unroll 1
+    for (int ring = 0; ring < unit.supers * kRingsOfRun; ++ring) {
+#pragma unroll kUnrolled
+      for (int stage = 0; stage < Shape::kStages; ++stage) screen_stage(stage);
+      parity ^= 1U;
+      if (ring % kRingsOfRun == kRingsOfRun - 1) write(ring / kRingsOfRun);
     }
-    write(unit.supers - 1);
     __syncwarp();
-    if (lane == 0) ptx::arrive(&shared.unit_empty[buffer]);
+    if (ptx::elect()) ptx::arrive(&shared.unit_empty[buffer]);
   }
 }
 
@@ -372,7 +308,7 @@ __global__ void __launch_bounds__(ScreenTile<kBudget>::Shape::kThreads, 1)
 
   if (threadIdx.x == 0) {
     constexpr int kMathWarps = Shape::kWarpgroups * 4;
-    for (int i = 0; i < ScreenTile<kBudget>::kStages; ++i) {
+    for (int i = 0; i < ScreenShared<kBudget>::kStages; ++i) {
       ptx::init(&shared.keys_full[i], 1 + 32);
       ptx::init(&shared.keys_empty[i], kMathWarps);
     }

@@ -106,8 +106,7 @@ constexpr std::int64_t mask_key(std::int64_t word, int bit) {
 ///
 ///   rho_i c - tau_i' inv_alpha_i  -  ( sigma_high x_high + sigma_low x_low )  +  sum_{j < r} weight_j bf16( [x_j]+ )   <   0
 ///
-/// (the first line in f32, each operation rounded to nearest; the sum on the tensor cores in two halves, products exact, f32
-/// accumulation).
+/// (the first line in f32, each operation rounded to nearest; the sum on the tensor cores, products exact, f32 accumulation).
 /// The aggregate is linear: its sign is in the sigmas.
 struct ScreenArgs {
   const std::uint8_t* k;            // e4m3 [nk][128], dense, 16-byte aligned
@@ -171,15 +170,16 @@ struct RefineArgs {
 };
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// select over records: per row, the K first of its records.
+/// select over records: per row, the K first of its records and of those kept so far. No record may come twice.
 struct SelectRecordsArgs {
   std::int64_t rows;
   const Record* records;
   const std::int64_t* record_offset;  // [rows]
   const std::int32_t* record_count;   // [rows]
   int topk;
-  Record* kept;                       // [rows][topk], unsorted
+  Record* kept;                       // [rows][topk] in and out, unsorted
   std::int32_t* kept_count;           // [rows]
+  bool first_slice = true;            // true: nothing has been kept of these rows yet
 };
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
 
