@@ -220,6 +220,7 @@ void CpuGroup::visit_panels(VisibleRange range, const Wanted& wanted, const Pack
       if (!packed) {
         context_.keys.load(first, context_.keys.count, scratch_.key_copies, rows);
         pack(first, static_cast<const std::uint8_t* const*>(rows));
+        context_.keys.prefetch(first + kPanelKeys);
         packed = true;
       }
       visit(query, first);

@@ -1,6 +1,7 @@
 // Keys as the kernels read them, and what bounds know of each key.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -21,15 +22,20 @@ struct KeySource {
   /// takes the rows whose components are not adjacent.
   void load(std::span<const std::int32_t> ids, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
   void load(std::int64_t first, std::int64_t end, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
-  /// Starts bringing the rows of `ids` into the cache.
+  /// Starts bringing rows into the cache: of `ids`, or of the panel from `first`.
   void prefetch(std::span<const std::int32_t> ids) const noexcept {
-    for (const std::int32_t id : ids) {
-      __builtin_prefetch(k.at<std::uint8_t>(id));
-      __builtin_prefetch(k.at<std::uint8_t>(id, dim - 1));
-    }
+    for (const std::int32_t id : ids) prefetch_row(id);
+  }
+  void prefetch(std::int64_t first) const noexcept {
+    const std::int64_t end = std::min(count, first + kPanelKeys);
+    for (std::int64_t key = first; key < end; ++key) prefetch_row(key);
   }
 
  private:
+  void prefetch_row(std::int64_t key) const noexcept {
+    __builtin_prefetch(k.at<std::uint8_t>(key));
+    __builtin_prefetch(k.at<std::uint8_t>(key, dim - 1));
+  }
   const std::uint8_t* row(std::int64_t key, std::uint8_t* copy) const noexcept;
 };
 
