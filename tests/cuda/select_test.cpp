@@ -207,8 +207,28 @@ void expect_records_selected(const Problem& p, const std::vector<Records>& want,
   const cuda::SelectRecordsArgs args{p.nq(), records.data(),      offsets.data(),   counts.data(),
                                      p.topk, kept.records.data(), kept.count.data()};
   ASSERT_CUDA(cuda::launch_select_records(args, multiprocessors, nullptr));
-  expect_kept(kept, p.topk, want,
-              "records, K=" + std::to_string(p.topk) + " multiprocessors=" + std::to_string(multiprocessors));
+  const std::string what =
+      "records, K=" + std::to_string(p.topk) + " multiprocessors=" + std::to_string(multiprocessors);
+  expect_kept(kept, p.topk, want, what);
+
+  // The same in two slices.
+  const Kept twice(p.nq(), p.topk);
+  std::vector<std::int64_t> second_offset = offset;
+  std::vector<std::int32_t> first_count = count, second_count = count;
+  for (std::size_t r = 0; r < count.size(); ++r) {
+    first_count[r] = count[r] / 3;
+    second_count[r] = count[r] - first_count[r];
+    second_offset[r] += first_count[r];
+  }
+  const GuardedArray<std::int64_t> second_offsets(second_offset);
+  const GuardedArray<std::int32_t> first_counts(first_count), second_counts(second_count);
+  ASSERT_CUDA(cuda::launch_select_records(
+      {p.nq(), records.data(), offsets.data(), first_counts.data(), p.topk, twice.records.data(), twice.count.data()},
+      multiprocessors, nullptr));
+  ASSERT_CUDA(cuda::launch_select_records({p.nq(), records.data(), second_offsets.data(), second_counts.data(), p.topk,
+                                           twice.records.data(), twice.count.data(), false},
+                                          multiprocessors, nullptr));
+  expect_kept(twice, p.topk, want, what + " in two slices");
 }
 
 // All paths: one CTA of 512 threads a row, clusters, slices, unaligned rows, records.

@@ -409,11 +409,12 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kern
   std::int32_t* kept_count = args.kept_count + r;
   const std::int32_t count = args.record_count[r];
   if (count <= 0) {
-    if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
+    if (args.first_slice && cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
     return;
   }
   const RecordRow row{args.records + args.record_offset[r], static_cast<std::uint32_t>(count)};
-  select_row<RecordRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count, 0);
+  select_row<RecordRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count,
+                                  args.first_slice ? 0 : *kept_count);
 }
 
 // Many rows: two CTAs a multiprocessor, so that one compacts while the other reads. Few rows: as many CTAs a row as
