@@ -1,9 +1,8 @@
 // Memory on the device, and the reason to skip a test where there is none.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstring>
+#include <cuda_runtime_api.h>
 #include <string>
 #include <vector>
 

@@ -41,8 +41,8 @@ struct DeviceProblem {
     return p;
   }
 
-  /// Any bytes, NaN among them; rows of zeros; weights and scales that are zero, negative, subnormal, huge, infinite or NaN;
-  /// ranges that are ragged, empty, negative or too long.
+  /// Any bytes, NaN among them; rows of zeros; weights and scales that are zero, negative, subnormal, huge, infinite or
+  /// NaN; ranges that are ragged, empty, negative or too long.
   static DeviceProblem hostile(int heads, std::int64_t nq, std::int64_t nk, unsigned seed) {
     DeviceProblem p = shaped(heads, nq, nk);
     std::mt19937 random(seed);
@@ -54,9 +54,9 @@ struct DeviceProblem {
         const int kind = below(6);
         for (int d = 0; d < cuda::kDim; ++d) {
           auto byte = static_cast<std::uint8_t>(random());
-          if (kind != 0 && (byte & 0x7F) == 0x7F) byte ^= 1;          // NaN only in some rows
-          if (kind == 1) byte &= 0x87;                                 // subnormals
-          if (kind == 2) byte = below(40) == 0 ? byte : 0;             // almost nothing
+          if (kind != 0 && (byte & 0x7F) == 0x7F) byte ^= 1;                      // NaN only in some rows
+          if (kind == 1) byte &= 0x87;                                            // subnormals
+          if (kind == 2) byte = below(40) == 0 ? byte : 0;                        // almost nothing
           if (kind == 3) byte = static_cast<std::uint8_t>(0x7E | (byte & 0x80));  // the largest
           if (kind == 4 && i % 3 == 0) byte = 0;
           rows[i + d] = byte;
@@ -66,7 +66,8 @@ struct DeviceProblem {
     bytes(p.q);
     bytes(p.k);
     const auto floats = [&](std::vector<float>& values, int rare) {
-      for (float& v : values) v = below(rare) == 0 ? special[below(10)] : std::ldexp(static_cast<float>(below(2001) - 1000), below(20) - 10);
+      for (float& v : values)
+        v = below(rare) == 0 ? special[below(10)] : std::ldexp(static_cast<float>(below(2001) - 1000), below(20) - 10);
     };
     floats(p.k_scale, 8);
     floats(p.w, 40 * heads);
@@ -85,7 +86,9 @@ struct DeviceProblem {
 
   [[nodiscard]] QueryScorer scorer(std::int64_t query) const {
     const auto h = static_cast<std::size_t>(heads);
-    return {ReferenceScorer::sm90, {q.data() + query * heads * cuda::kDim, h * cuda::kDim}, {w.data() + query * w_stride, h}};
+    return {ReferenceScorer::sm90,
+            {q.data() + query * heads * cuda::kDim, h * cuda::kDim},
+            {w.data() + query * w_stride, h}};
   }
   [[nodiscard]] float score(const QueryScorer& scorer, std::int64_t key) const {
     return scorer({k.data() + key * cuda::kDim, cuda::kDim}, k_scale[key]);
@@ -111,9 +114,22 @@ struct DeviceProblem {
 /// A problem's arrays on the device.
 struct DeviceInputs {
   explicit DeviceInputs(const DeviceProblem& p)
-      : q(p.q), k(p.k), k_scale(p.k_scale), w(p.w), ks(p.ks), ke(p.ke),
-        inputs{.q = q.get(), .k = k.get(), .k_scale = k_scale.get(), .w = w.get(), .ks = ks.get(), .ke = ke.get(),
-               .w_stride = p.w_stride, .nq = p.nq, .nk = p.nk, .heads = p.heads} {}
+      : q(p.q),
+        k(p.k),
+        k_scale(p.k_scale),
+        w(p.w),
+        ks(p.ks),
+        ke(p.ke),
+        inputs{.q = q.get(),
+               .k = k.get(),
+               .k_scale = k_scale.get(),
+               .w = w.get(),
+               .ks = ks.get(),
+               .ke = ke.get(),
+               .w_stride = p.w_stride,
+               .nq = p.nq,
+               .nk = p.nk,
+               .heads = p.heads} {}
   DeviceArray<std::uint8_t> q, k;
   DeviceArray<float> k_scale, w;
   DeviceArray<std::int32_t> ks, ke;

@@ -50,18 +50,27 @@ void expect_records(const DeviceProblem& problem, std::int64_t first_row, std::i
   for (int launch = 0; launch < 5; ++launch) {
     records.fill(0xAB);
     record_count.fill(0xAB);
-    const cuda::RefineArgs args{.in = inputs.inputs, .first_row = first_row, .rows = rows, .ids = device_ids.get(), .offset = device_offset.get(),
-                                .count = device_count.get(), .tau = device_tau.get(), .records = records.get(),
-                                .record_offset = device_offset.get(), .record_count = record_count.get()};
+    const cuda::RefineArgs args{.in = inputs.inputs,
+                                .first_row = first_row,
+                                .rows = rows,
+                                .ids = device_ids.get(),
+                                .offset = device_offset.get(),
+                                .count = device_count.get(),
+                                .tau = device_tau.get(),
+                                .records = records.get(),
+                                .record_offset = device_offset.get(),
+                                .record_count = record_count.get()};
     ASSERT_EQ(cuda::launch_refine(args, multiprocessors(), nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     std::vector<Record> got = records.download();
     const std::vector<std::int32_t> got_count = record_count.download();
     for (std::int64_t r = 0; r < rows; ++r) {
-      ASSERT_EQ(got_count[r], static_cast<std::int32_t>(expected[r].size())) << "row " << r << " heads " << problem.heads;
+      ASSERT_EQ(got_count[r], static_cast<std::int32_t>(expected[r].size()))
+          << "row " << r << " heads " << problem.heads;
       const auto begin = got.begin() + offset[r];
       std::sort(begin, begin + got_count[r]);
-      ASSERT_TRUE(std::equal(expected[r].begin(), expected[r].end(), begin)) << "row " << r << " heads " << problem.heads;
+      ASSERT_TRUE(std::equal(expected[r].begin(), expected[r].end(), begin))
+          << "row " << r << " heads " << problem.heads;
       for (auto it = begin + got_count[r]; it != begin + count[r]; ++it) ASSERT_EQ(*it, 0xABABABABABABABABU);
     }
   }

@@ -23,8 +23,13 @@ void expect_emulated(const DeviceProblem& problem, const Slice& slice, const std
   const std::int64_t stride = keys + 5;
   const std::vector<float> untouched(static_cast<std::size_t>(slice.rows * stride + 7), kUntouched);
   DeviceArray<float> scores(untouched);
-  const ScoreArgs args{.in = device.inputs, .first_row = slice.first_row, .rows = slice.rows, .key_begin = slice.key_begin,
-                       .key_end = slice.key_end, .scores = scores.get(), .score_stride = stride};
+  const ScoreArgs args{.in = device.inputs,
+                       .first_row = slice.first_row,
+                       .rows = slice.rows,
+                       .key_begin = slice.key_begin,
+                       .key_end = slice.key_end,
+                       .scores = scores.get(),
+                       .score_stride = stride};
   ASSERT_EQ(cuda::launch_score(args, multiprocessors(), nullptr), cudaSuccess) << what;
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << what;
   const std::vector<float> got = scores.download();
@@ -33,16 +38,19 @@ void expect_emulated(const DeviceProblem& problem, const Slice& slice, const std
   for (std::int64_t r = 0; r < slice.rows; ++r) {
     const std::int64_t query = slice.first_row + r;
     const QueryScorer scorer = problem.scorer(query);
-    for (std::int64_t key = std::max(slice.key_begin, problem.begin(query)); key < std::min(slice.key_end, problem.end(query)); ++key) {
+    for (std::int64_t key = std::max(slice.key_begin, problem.begin(query));
+         key < std::min(slice.key_end, problem.end(query)); ++key) {
       const float expected = problem.score(scorer, key);
       const float actual = got[r * stride + key - slice.key_begin];
       if (!same_score(expected, actual) && ++wrong <= 3) {
         ADD_FAILURE() << what << ": row " << query << " key " << key << ": " << actual << ", emulator " << expected;
       }
     }
-    for (std::int64_t i = keys; i < stride; ++i) ASSERT_EQ(got[r * stride + i], kUntouched) << what << ": beyond row " << r;
+    for (std::int64_t i = keys; i < stride; ++i)
+      ASSERT_EQ(got[r * stride + i], kUntouched) << what << ": beyond row " << r;
   }
-  for (std::size_t i = static_cast<std::size_t>(slice.rows * stride); i < got.size(); ++i) ASSERT_EQ(got[i], kUntouched) << what;
+  for (std::size_t i = static_cast<std::size_t>(slice.rows * stride); i < got.size(); ++i)
+    ASSERT_EQ(got[i], kUntouched) << what;
   EXPECT_EQ(wrong, 0) << what;
 }
 
@@ -74,7 +82,13 @@ TEST_F(CudaScore, NoRangesMeansAllKeys) {
   for (std::int64_t i = 0; i < p.nq; ++i) p.ke[i] = 700;
   const DeviceInputs device(p);
   DeviceArray<float> scores(6 * 700);
-  ScoreArgs args{.in = device.inputs, .first_row = 0, .rows = 6, .key_begin = 0, .key_end = 700, .scores = scores.get(), .score_stride = 700};
+  ScoreArgs args{.in = device.inputs,
+                 .first_row = 0,
+                 .rows = 6,
+                 .key_begin = 0,
+                 .key_end = 700,
+                 .scores = scores.get(),
+                 .score_stride = 700};
   ASSERT_EQ(cuda::launch_score(args, multiprocessors(), nullptr), cudaSuccess);
   const std::vector<float> expected = scores.download();
   scores.fill(0xFF);
@@ -93,7 +107,13 @@ TEST_F(CudaScore, TwentyLaunchesAndAnyNumberOfMultiprocessorsGiveTheSameBits) {
     std::vector<float> first;
     for (int launch = 0; launch < 20; ++launch) {
       scores.fill(0xFF);
-      const ScoreArgs args{.in = device.inputs, .first_row = 0, .rows = 300, .key_begin = 0, .key_end = 20000, .scores = scores.get(), .score_stride = 20000};
+      const ScoreArgs args{.in = device.inputs,
+                           .first_row = 0,
+                           .rows = 300,
+                           .key_begin = 0,
+                           .key_end = 20000,
+                           .scores = scores.get(),
+                           .score_stride = 20000};
       ASSERT_EQ(cuda::launch_score(args, launch < 15 ? multiprocessors() : launch * 3 - 44, nullptr), cudaSuccess);
       const std::vector<float> got = scores.download();
       if (launch == 0) {
@@ -101,11 +121,14 @@ TEST_F(CudaScore, TwentyLaunchesAndAnyNumberOfMultiprocessorsGiveTheSameBits) {
         continue;
       }
       for (std::int64_t q = 0; q < p.nq; ++q) {
-        ASSERT_EQ(std::memcmp(&got[q * 20000], &first[q * 20000], static_cast<std::size_t>(p.end(q)) * sizeof(float)), 0) << "launch " << launch;
+        ASSERT_EQ(std::memcmp(&got[q * 20000], &first[q * 20000], static_cast<std::size_t>(p.end(q)) * sizeof(float)),
+                  0)
+            << "launch " << launch;
       }
     }
     const QueryScorer scorer = p.scorer(299);
-    for (std::int64_t key = 0; key < 20000; key += 7) ASSERT_TRUE(same_score(first[299 * 20000 + key], p.score(scorer, key))) << key;
+    for (std::int64_t key = 0; key < 20000; key += 7)
+      ASSERT_TRUE(same_score(first[299 * 20000 + key], p.score(scorer, key))) << key;
   }
 }
 

@@ -51,8 +51,9 @@ struct KeyFacts {
   std::vector<std::uint32_t> exempt;
 };
 
-Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bounds, int budget, const std::vector<std::int32_t>& list,
-                std::int64_t first_row, std::int64_t rows, std::int64_t key_begin, std::int64_t key_end) {
+Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bounds, int budget,
+                const std::vector<std::int32_t>& list, std::int64_t first_row, std::int64_t rows,
+                std::int64_t key_begin, std::int64_t key_end) {
   const DeviceInputs inputs(p);
   const DeviceArray<float> rho(facts.rho);
   const DeviceArray<float> inv_alpha(facts.inv_alpha);
@@ -69,19 +70,37 @@ Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bou
   Screened first;
   for (int launch = 0; launch < 3; ++launch) {
     mask.fill(0xAB);
-    const cuda::ScreenArgs args{.k = inputs.k.get(), .nk = p.nk, .rho = rho.get(), .inv_alpha = inv_alpha.get(), .exempt = exempt.get(),
-                                .ks = inputs.ks.get(), .ke = inputs.ke.get(), .first_row = first_row, .key_begin = key_begin,
-                                .key_end = key_end, .budget = budget, .list = device_list.get(), .list_size = list_size.get(),
-                                .list_capacity = rows, .bound_rows = bound_rows.get(), .bound_stride = budget * kDim,
-                                .weight = weight.get(), .weight_stride = budget - 2, .c = c.get(), .sigma = sigma.get(),
-                                .tau = tau.get(), .mask = mask.get(), .mask_stride = stride};
+    const cuda::ScreenArgs args{.k = inputs.k.get(),
+                                .nk = p.nk,
+                                .rho = rho.get(),
+                                .inv_alpha = inv_alpha.get(),
+                                .exempt = exempt.get(),
+                                .ks = inputs.ks.get(),
+                                .ke = inputs.ke.get(),
+                                .first_row = first_row,
+                                .key_begin = key_begin,
+                                .key_end = key_end,
+                                .budget = budget,
+                                .list = device_list.get(),
+                                .list_size = list_size.get(),
+                                .list_capacity = rows,
+                                .bound_rows = bound_rows.get(),
+                                .bound_stride = budget * kDim,
+                                .weight = weight.get(),
+                                .weight_stride = budget - 2,
+                                .c = c.get(),
+                                .sigma = sigma.get(),
+                                .tau = tau.get(),
+                                .mask = mask.get(),
+                                .mask_stride = stride};
     EXPECT_EQ(cuda::launch_screen(args, launch > 0 ? multiprocessors() : 7, nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     Screened got{mask.download(), stride};
     // Chunks of keys, and so the words that are written for nothing, depend on the number of multiprocessors.
     std::int64_t differences = 0;
     for (const std::int32_t row : list) {
-      for (std::int64_t key = std::max(key_begin, p.begin(first_row + row)); launch > 0 && key < std::min(key_end, p.end(first_row + row)); ++key) {
+      for (std::int64_t key = std::max(key_begin, p.begin(first_row + row));
+           launch > 0 && key < std::min(key_end, p.end(first_row + row)); ++key) {
         differences += got.survives(row, key - key_begin) != first.survives(row, key - key_begin) ? 1 : 0;
       }
     }
@@ -156,9 +175,10 @@ TEST_F(CudaScreen, DecidesAsDefined) {
         const bool visible = key >= p.begin(first_row + r) && key < p.end(first_row + r);
         const std::int64_t run = i / cuda::kMaskRun * cuda::kMaskRun + key_begin;
         if (!visible) {
-          const bool run_seen = p.begin(first_row + r) < std::min(p.end(first_row + r), key_end) && run < p.end(first_row + r) &&
-                                run + cuda::kMaskRun > p.begin(first_row + r);
-          ASSERT_FALSE(run_seen && got.survives(r, i)) << "row " << r << " key " << key << " is not visible, budget " << budget;
+          const bool run_seen = p.begin(first_row + r) < std::min(p.end(first_row + r), key_end) &&
+                                run < p.end(first_row + r) && run + cuda::kMaskRun > p.begin(first_row + r);
+          ASSERT_FALSE(run_seen && got.survives(r, i))
+              << "row " << r << " key " << key << " is not visible, budget " << budget;
           continue;
         }
         if (exempt[key]) {
@@ -179,7 +199,8 @@ TEST_F(CudaScreen, DecidesAsDefined) {
         }
         for (int j = 0; j < retained; ++j) {
           const float x = dot(&bounds.rows[(r * budget + j) * kDim], k);
-          add(static_cast<double>(of_bf16(bounds.weight[r * retained + j])) * of_bf16(x > 0 ? nearest_bf16(x) : std::uint16_t{0}));
+          add(static_cast<double>(of_bf16(bounds.weight[r * retained + j])) *
+              of_bf16(x > 0 ? nearest_bf16(x) : std::uint16_t{0}));
         }
         ++pairs;
         rejected += got.survives(r, i) ? 0 : 1;
@@ -197,8 +218,8 @@ TEST_F(CudaScreen, DecidesAsDefined) {
   }
 }
 
-// Retained heads alone, no allowance but those of the weights and of tau: nothing at or above tau may be rejected, and ties at
-// tau are many.
+// Retained heads alone, no allowance but those of the weights and of tau: nothing at or above tau may be rejected, and
+// ties at tau are many.
 TEST_F(CudaScreen, RejectsNothingThatReachesTau) {
   for (const int budget : {8, 16, 24, 32}) {
     const int heads = budget - 2;
@@ -296,9 +317,20 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
     DeviceArray<std::uint8_t> overflow(rows);
     ids.fill(0xAB);
     overflow.fill(0xAB);
-    const cuda::CompactArgs args{.ks = device_ks.get(), .ke = device_ke.get(), .first_row = first_row, .rows = rows, .key_begin = key_begin,
-                                 .key_end = key_end, .mask = device_mask.get(), .mask_stride = stride, .screened = device_screened.get(),
-                                 .capacity = capacity, .ids = ids.get(), .offset = offset.get(), .count = count.get(), .overflow = overflow.get()};
+    const cuda::CompactArgs args{.ks = device_ks.get(),
+                                 .ke = device_ke.get(),
+                                 .first_row = first_row,
+                                 .rows = rows,
+                                 .key_begin = key_begin,
+                                 .key_end = key_end,
+                                 .mask = device_mask.get(),
+                                 .mask_stride = stride,
+                                 .screened = device_screened.get(),
+                                 .capacity = capacity,
+                                 .ids = ids.get(),
+                                 .offset = offset.get(),
+                                 .count = count.get(),
+                                 .overflow = overflow.get()};
     ASSERT_EQ(cuda::launch_compact(args, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<std::int32_t> got = ids.download();

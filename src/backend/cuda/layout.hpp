@@ -13,20 +13,22 @@ inline constexpr int kQuad = 4;  // lanes that share a row of an accumulator; th
 /// Byte of 16-byte chunk `chunk` of row `row` of a tile of 128-byte rows, as the 128-byte swizzle has it.
 constexpr int swizzled(int row, int chunk) { return row * kDim + ((chunk ^ (row & 7)) << 4); }
 
-/// Heads that kernels are compiled for. Others are padded, which changes no bit: heads up to the next multiple of 8 weigh
-/// +0 (the reference pads so), those beyond -0: fma(-0, +0, s) = s for every s.
-constexpr int padded_heads(int heads) { return heads <= 8 ? 8 : heads <= 16 ? 16 : heads <= 32 ? 32 : heads <= 64 ? 64 : 128; }
+/// Heads that kernels are compiled for. Others are padded, which changes no bit: heads up to the next multiple of 8
+/// weigh +0 (the reference pads so), those beyond -0: fma(-0, +0, s) = s for every s.
+constexpr int padded_heads(int heads) {
+  return heads <= 8 ? 8 : heads <= 16 ? 16 : heads <= 32 ? 32 : heads <= 64 ? 64 : 128;
+}
 constexpr float padding_weight(int head, int heads) { return head < (heads + 7) / 8 * 8 ? 0.0F : -0.0F; }
 
-/// The columns of a score tile: kColumns / kHeads queries of kHeads heads. Head 8 t + 2 c + e belongs to lane c of a quad, as the
-/// reference's chains have it, and lies in accumulator block j = slot * kHeads / 8 + t. Which query a slot holds differs from
-/// lane to lane (slot ^ c within groups of four), so that in the sums across the quad each lane sends what its neighbour
-/// keeps, without a selection: lane c ends with query c.
+/// The columns of a score tile: kColumns / kHeads queries of kHeads heads. Head 8 t + 2 c + e belongs to lane c of a
+/// quad, as the reference's chains have it, and lies in accumulator block j = slot * kHeads / 8 + t. Which query a slot
+/// holds differs from lane to lane (slot ^ c within groups of four), so that in the sums across the quad each lane
+/// sends what its neighbour keeps, without a selection: lane c ends with query c.
 template <int kHeads, int kColumns_ = 128>
 struct ScoreColumns {
   static constexpr int kColumns = kColumns_;
   static constexpr int kQueries = kColumns / kHeads;
-  static constexpr int kBlocks = kHeads / 8;  // accumulator blocks, terms of a chain
+  static constexpr int kBlocks = kHeads / 8;                // accumulator blocks, terms of a chain
   static constexpr int kGroup = std::min(kQueries, kQuad);  // queries that a quad sums together
   static_assert(kHeads % 8 == 0 && kColumns % kHeads == 0);
 
@@ -37,9 +39,10 @@ struct ScoreColumns {
   static constexpr int head(int column) { return column % kHeads; }
 };
 
-/// How a kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data, a ring of stages ahead.
-/// Units of work are whole rings, so that a stage's place in the code and in shared memory is fixed: the tensor cores share
-/// their issue slots with everything else, and addresses that need no arithmetic are worth a tenth of the time.
+/// How a kernel spreads over a CTA: math warpgroups of 64 keys each, and one warpgroup that brings data, a ring of
+/// stages ahead. Units of work are whole rings, so that a stage's place in the code and in shared memory is fixed: the
+/// tensor cores share their issue slots with everything else, and addresses that need no arithmetic are worth a tenth
+/// of the time.
 template <int kWarpgroups_>
 struct CtaShape {
   static constexpr int kWarpgroups = kWarpgroups_;
@@ -57,9 +60,9 @@ struct CtaShape {
 
 /// Work of a CTA between two changes of queries.
 struct ScoreUnit {
-  std::int32_t row;     // first of the tile's queries, in the slice
-  std::int32_t key;     // first
-  std::int32_t rings;   // 0: no more units
+  std::int32_t row;    // first of the tile's queries, in the slice
+  std::int32_t key;    // first
+  std::int32_t rings;  // 0: no more units
 };
 
 struct ScoreShared {
@@ -78,9 +81,9 @@ struct ScoreShared {
   std::uint64_t unit_empty[2];
 };
 
-/// The screen's tile of one row budget. Columns: the retained heads of all its queries, query by query, then 16 auxiliary
-/// columns for each group of 8 queries: (high, low) of its queries 0, 2, 4, 6, then of 1, 3, 5, 7, so that in accumulators lane
-/// c of a quad has the pairs of its own queries 2 c and 2 c + 1.
+/// The screen's tile of one row budget. Columns: the retained heads of all its queries, query by query, then 16
+/// auxiliary columns for each group of 8 queries: (high, low) of its queries 0, 2, 4, 6, then of 1, 3, 5, 7, so that in
+/// accumulators lane c of a quad has the pairs of its own queries 2 c and 2 c + 1.
 template <int kBudget>
 struct ScreenTile {
   static constexpr int kRetained = kBudget - 2;
@@ -115,8 +118,8 @@ struct alignas(16) ScreenQuery {
   std::int32_t end;
 };
 
-/// Work of a CTA between two changes of queries: keys from `key`, in supers of 16 stages, in which each math warpgroup takes a
-/// run of 1024 keys.
+/// Work of a CTA between two changes of queries: keys from `key`, in supers of 16 stages, in which each math warpgroup
+/// takes a run of 1024 keys.
 struct ScreenUnit {
   std::int32_t key;
   std::int32_t supers;  // 0: no more units
@@ -149,7 +152,7 @@ struct ScreenShared {
 template <int kHeads>
 struct RefineShared {
   static constexpr int kTileKeys = 64;
-  static constexpr int kAhead = 3;               // tiles of keys on their way
+  static constexpr int kAhead = 3;  // tiles of keys on their way
   static constexpr int kStages = kAhead + 1;
   static constexpr int kIdStages = 2 * kAhead + 1;  // ids come as long before the keys as keys before their use
   static constexpr int kRecords = 512;

@@ -1,16 +1,15 @@
 // Tensor maps: how the copy engine reads keys.
 #pragma once
 
+#include <cstdint>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
-
 namespace dosa::cuda {
 
-/// Keys as rows of 128 bytes, to be copied in boxes of `box_rows` rows with the 128-byte swizzle that tensor cores read.
-/// Rows at nk and beyond arrive as zeros. `k` is 16-byte aligned.
-/// Errors: cudaErrorNotSupported if the driver has no tensor maps.
+/// Keys as rows of 128 bytes, to be copied in boxes of `box_rows` rows with the 128-byte swizzle that tensor cores
+/// read. Rows at nk and beyond arrive as zeros. `k` is 16-byte aligned. Errors: cudaErrorNotSupported if the driver has
+/// no tensor maps.
 cudaError_t make_key_map(CUtensorMap& map, const std::uint8_t* k, std::int64_t nk, int box_rows);
 
 }  // namespace dosa::cuda
