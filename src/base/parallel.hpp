@@ -41,6 +41,7 @@ class ForkJoin {
 
   template <class Body>
   void for_each_worker(int workers, const Body& body) const {
+    if (workers == 1) return run(body, 0);  // no arena, whose first use allocates
     arena_.execute(
         [&] { tbb::parallel_for(0, workers, [&](int worker) { run(body, worker); }, tbb::simple_partitioner()); });
   }
