@@ -304,13 +304,13 @@ class CudaCopy final : public DeviceCopy {
 std::string cuda_unavailable_reason() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) return fmt::format("no GPU: {}", cudaGetErrorString(error));
-  if (count == 0) return "no GPU";
+  if (error != cudaSuccess) return fmt::format("the cuda backend finds no GPU: {}", cudaGetErrorString(error));
+  if (count == 0) return "the cuda backend finds no GPU";
   int device = 0, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (major != 9 || minor != 0) return fmt::format("the GPU has compute capability {}.{}; the kernels are for 9.0 (Hopper)", major, minor);
+  if (major != 9 || minor != 0) return fmt::format("the cuda backend is for compute capability 9.0 (Hopper); the GPU has {}.{}", major, minor);
   return "";
 }
 
