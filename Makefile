@@ -29,7 +29,7 @@ demo: program
 # One ctest call over all the trees, so that the last line speaks for everything.
 test:
 	@tools/need $(test_packages)
-	cmake --preset release -DDOSA_TESTS=ON $(flags)
+	cmake --preset release -DDOSA_TESTS=ON $(flags) $(if $(CI),-DDOSA_CUDA=ON)
 	cmake --build --preset release -j $(JOBS)
 	cmake --preset asan $(flags)
 	cmake --build --preset asan -j $(JOBS)
