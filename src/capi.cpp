@@ -194,12 +194,12 @@ dosa_options dosa_default_options(void) {
 dosa_status dosa_indexer_create(const dosa_options* options, dosa_indexer** indexer) {
   return guarded([&] {
     const dosa_options defaults = dosa_default_options();
-    if (options == nullptr) options = &defaults;
+    const dosa_options* chosen = options == nullptr ? &defaults : options;
     Arguments arguments;
     arguments.not_null("indexer", indexer);
-    arguments.sized("options", options);
+    arguments.sized("options", chosen);
     if (arguments.wrong()) return arguments.status();
-    const Options converted = options_of(*options, arguments);
+    const Options converted = options_of(*chosen, arguments);
     if (arguments.wrong()) return arguments.status();
     auto created = Indexer::create(converted);
     if (!created) return complain(created.error());
