@@ -137,12 +137,12 @@ TEST(KnownFailures, D12_LargestFiniteScores) {
 }
 
 TEST(KnownFailures, J1_HeadsOf32And64) {
-  for (const int heads : {32, 64}) expect_exact(random_case(1, 5, 4000, heads, 128, 256).problem(), many_ways());
+  for (const int heads : {32, 64}) expect_exact(random_case(1, 3, 1500, heads, 128, 100).problem(), many_ways());
 }
 
 TEST(KnownFailures, J2_PaddedHeads) {
   for (const int heads : {8, 16, 24}) {
-    const Case c = random_case(2, 4, 2000, heads, 128, 100);
+    const Case c = random_case(2, 3, 1000, heads, 128, 100);
     expect_exact(c.problem(), many_ways());
     Case padded = c;
     padded.heads = 32;
@@ -153,8 +153,8 @@ TEST(KnownFailures, J2_PaddedHeads) {
       std::copy_n(c.w.begin() + j * heads, heads, padded.w.begin() + j * 32);
     }
     // The oracle of the unpadded problem.
-    for (const Options& options : many_ways())
-      EXPECT_TRUE(exact(padded.problem(), expected_rows(c.problem()), options));
+    const auto expected = expected_rows(c.problem());
+    for (const Options& options : many_ways()) EXPECT_TRUE(exact(padded.problem(), expected, options));
   }
 }
 

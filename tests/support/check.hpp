@@ -15,13 +15,14 @@ namespace dosa::test {
 /// The exact selection of every row, best first, absolute ids.
 std::vector<OracleRow> expected_rows(const Problem& problem);
 
-/// Runs `options` twice with differently poisoned workspace and output and once for ids only with the Indexer's own
-/// workspace. Ids and score bits must equal `expected` (rearranged for order and index space) each time, guards around
-/// and between output rows and around the workspace must be unchanged, and the counts in Stats must add up.
+/// Runs `options` with poisoned workspace and output rows apart, then for ids only with the Indexer's own workspace and
+/// other poison. Ids and score bits must equal `expected` (rearranged for order and index space), guards around and
+/// between output rows and around the workspace must be unchanged, and the counts in Stats must add up.
 ::testing::AssertionResult exact(const Problem& problem, const std::vector<OracleRow>& expected, const Options& options,
                                  Stats* stats = nullptr);
 
-/// Every method, on the fastest implementation with two threads and on the scalar one with one.
+/// Every method on the fastest implementation with two threads, and the two that differ most on the scalar one with
+/// one.
 std::vector<Options> every_method();
 
 /// `exact` for each of `options`, and on the GPU if there is one, reported through EXPECT.
