@@ -15,7 +15,7 @@
 namespace dosa::cli {
 namespace {
 
-constexpr double kPeakSeconds = 0.15;  // long enough for a few time slices, short beside a round
+constexpr double kPeakSeconds = 0.3;  // a tenth of a second a loop: many time slices, and about as long as a run
 
 /// Measurements of one thing, ascending.
 struct Timing {
