@@ -35,17 +35,18 @@ struct Contender {
   Method method;
   Runner runner;
   Timing timing;
+  Stats stats;  ///< of the last run; on a GPU of one more, whose stages are timed one by one
 };
 
 /// One case: the contenders, and what the same threads could do at best meanwhile.
 struct Race {
   std::vector<Contender> contenders;
-  Timing peak;  ///< multiply-adds per second; one measurement a round
+  Timing peak;  ///< multiply-adds per second; one measurement a round; none on a GPU
 
   /// Multiply-adds per second that full scoring would have needed to take as long.
   [[nodiscard]] static double rate(const Contender& contender) {
     const ProblemShape& shape = contender.runner.plan().shape;
-    return static_cast<double>(contender.runner.stats().visible) * shape.heads * shape.dim / contender.timing.median();
+    return static_cast<double>(contender.stats.visible) * shape.heads * shape.dim / contender.timing.median();
   }
 
   /// Median of full scoring, the denominator of every ratio; 0 if dense does not take part.
@@ -77,6 +78,18 @@ Problem last_queries(Problem problem, std::int64_t wanted) {
   return problem;
 }
 
+/// Counts and stage times of one method on a GPU, outside of the timed rounds: events between stages cost time.
+Result<Stats> stage_times(const Problem& problem, Options options, Method method) {
+  options.method = method;
+  options.time_stages = true;
+  auto runner = Runner::create(problem, options);
+  if (!runner) return tl::unexpected(runner.error());
+  for (int round = 0; round < 2; ++round) {
+    if (auto done = runner->run(); !done) return tl::unexpected(done.error());
+  }
+  return runner->stats();
+}
+
 /// A B C A B C ...; one round before the clock starts, to fault pages in and fill caches.
 Result<Race> race(const Problem& problem, const BenchArgs& args) {
   Race result;
@@ -85,7 +98,7 @@ Result<Race> race(const Problem& problem, const BenchArgs& args) {
     options.method = method;
     auto runner = Runner::create(problem, options);
     if (!runner) return tl::unexpected(runner.error());
-    result.contenders.push_back({method, std::move(*runner), {}});
+    result.contenders.push_back({method, std::move(*runner), {}, {}});
   }
   Progress progress("timing, round", args.repeats + 1);
   for (std::int32_t round = 0; round <= args.repeats; ++round) {
@@ -93,8 +106,17 @@ Result<Race> race(const Problem& problem, const BenchArgs& args) {
       if (auto done = contender.runner.run(); !done) return tl::unexpected(done.error());
       if (round > 0) contender.timing.add(contender.runner.seconds());
     }
-    if (round > 0) result.peak.add(cpu::peak_fma_rate(result.contenders.front().runner.plan().threads, kPeakSeconds));
+    if (round > 0 && args.options.backend == Backend::cpu) {
+      result.peak.add(cpu::peak_fma_rate(result.contenders.front().runner.plan().threads, kPeakSeconds));
+    }
     progress.advance();
+  }
+  for (Contender& contender : result.contenders) {
+    contender.stats = contender.runner.stats();
+    if (args.options.backend == Backend::cpu) continue;
+    auto staged = stage_times(problem, args.options, contender.method);
+    if (!staged) return tl::unexpected(staged.error());
+    contender.stats = *staged;
   }
   return result;
 }
@@ -120,22 +142,29 @@ void print_table(const Race& race) {
   fmt::print("  {:6} {:>10} {:>19} {:>9} {:>8} {:>9} {:>9} {:>9}\n", "method", "median ms", "spread (10..90 %)",
              "vs dense", "of peak", "screened", "rejected", "in full");
   for (const Contender& c : race.contenders) {
-    const Stats& stats = c.runner.stats();
+    const Stats& stats = c.stats;
     const double visible = std::max<double>(1, static_cast<double>(stats.visible));
     fmt::print("  {:6} {:10.2f} {:>19} {:>9} {:6.1f} % {:7.1f} % {:7.1f} % {:7.1f} %\n", name_in(kMethods, c.method),
                1e3 * c.timing.median(),
                fmt::format("{:.2f}..{:.2f}", 1e3 * c.timing.quantile(0.1), 1e3 * c.timing.quantile(0.9)),
                dense > 0 ? fmt::format("{:.2f}x", dense / c.timing.median()) : "-",
-               100 * Race::rate(c) / race.peak.median(), 100 * static_cast<double>(stats.screened) / visible,
+               race.peak.values.empty() ? 0.0 : 100 * Race::rate(c) / race.peak.median(), 100 * static_cast<double>(stats.screened) / visible,
                100 * rejected_share(stats), 100 * scored_share(stats));
   }
   for (const Contender& c : race.contenders) {
     if (c.method == Method::dense || c.method == Method::fused) continue;  // they have one path only
-    for (const std::string& line : describe_paths(c.runner.stats().path)) {
+    for (const std::string& line : describe_paths(c.stats.path)) {
       fmt::print("  {}: {}\n", name_in(kMethods, c.method), line);
     }
   }
-  fmt::print(
+  for (const Contender& c : race.contenders) {
+    if (!race.peak.values.empty()) break;
+    const Stats& stats = c.stats;
+    fmt::print("  {}, ms: seed {:.2f}, certify {:.2f}, screen {:.2f}, refine {:.2f}, in full {:.2f}, select {:.2f}\n",
+               name_in(kMethods, c.method), 1e3 * stats.seconds_seed, 1e3 * stats.seconds_certify, 1e3 * stats.seconds_screen,
+               1e3 * stats.seconds_refine, 1e3 * stats.seconds_score, 1e3 * stats.seconds_select);
+  }
+  if (!race.peak.values.empty()) fmt::print(
       "  peak: {:.1f} G multiply-adds/s in bare loops between the runs; of peak: as if every key had been scored\n",
       1e-9 * race.peak.median());
   fmt::print("  ids and score bits of all methods are equal on every row ({})\n",
@@ -149,14 +178,14 @@ JsonObject json_of(const Contender& contender, const Race& race) {
       .add("seconds_median", timing.median())
       .add("seconds_10", timing.quantile(0.1))
       .add("seconds_90", timing.quantile(0.9))
-      .add("seconds", std::span<const double>(timing.values))
-      .add("of_peak", Race::rate(contender) / race.peak.median());
+      .add("seconds", std::span<const double>(timing.values));
+  if (!race.peak.values.empty()) json.add("of_peak", Race::rate(contender) / race.peak.median());
   if (race.dense() > 0) json.add("over_dense", race.dense() / timing.median());
-  json.add("rejected", rejected_share(contender.runner.stats()))
-      .add("scored_in_full", scored_share(contender.runner.stats()))
+  json.add("rejected", rejected_share(contender.stats))
+      .add("scored_in_full", scored_share(contender.stats))
       .add("plan", contender.runner.plan().describe())
       .add("workspace_bytes", static_cast<std::int64_t>(contender.runner.plan().workspace_bytes))
-      .add("stats", cli::json_of(contender.runner.stats()));
+      .add("stats", cli::json_of(contender.stats));
   return json;
 }
 
@@ -174,9 +203,9 @@ void print_json(const std::string& trace, const Race& race, const BenchArgs& arg
       .add("implementation", plan.implementation)
       .add("threads", plan.threads)
       .add("shape", cli::json_of(plan.shape))
-      .add("repeats", args.repeats)
-      .add("peak_macs_per_second", race.peak.median())
-      .add("methods", std::span<const JsonObject>(methods))
+      .add("repeats", args.repeats);
+  if (!race.peak.values.empty()) line.add("peak_macs_per_second", race.peak.median());
+  line.add("methods", std::span<const JsonObject>(methods))
       .add("equal", true);  // a case that differs prints no line
   fmt::print("{}\n", line.line());
 }

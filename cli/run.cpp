@@ -81,10 +81,13 @@ Result<Stats> Runner::run_on_device() {
   const auto workspace = device_->workspace(plan_.workspace_bytes);
   if (!workspace) return tl::unexpected(workspace.error());
   const auto start = Clock::now();
-  if (auto enqueued = indexer_.run(plan_, device_->problem(), device_->selection(), *workspace); !enqueued) return enqueued;
+  auto enqueued = indexer_.run(plan_, device_->problem(), device_->selection(), *workspace);
+  if (!enqueued) return enqueued;
   auto stats = indexer_.counters(plan_, *workspace);  // waits
   seconds_ = seconds_since(start);
   if (!stats) return stats;
+  enqueued->rows = 0;  // counted once; what it adds are seconds
+  *stats += *enqueued;
   if (auto fetched = device_->fetch(rows_.selection()); !fetched) return tl::unexpected(fetched.error());
   return stats;
 }

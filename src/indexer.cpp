@@ -2,6 +2,7 @@
 #include "dosa/indexer.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <new>
 #include <optional>
@@ -105,9 +106,12 @@ std::optional<Error> verify(const Plan& plan, const Problem& problem, const Sele
     const OracleRow expected = oracle_row(problem, row, ReferenceScorer::cpu, plan.options.order, plan.options.index_space);
     for (std::int32_t at = 0; at < plan.shape.topk; ++at) {
       const std::int32_t id = *out.ids.at<std::int32_t>(row, at);
-      if (id == expected.ids[static_cast<std::size_t>(at)]) continue;
-      return Error{ErrorCode::verification_failed, fmt::format("row {} slot {} holds id {}; full scoring selects {}", row, at, id,
-                                                               expected.ids[static_cast<std::size_t>(at)])};
+      const std::int32_t want = expected.ids[static_cast<std::size_t>(at)];
+      const float want_score = expected.scores[static_cast<std::size_t>(at)];
+      const float score = out.scores.present() ? *out.scores.at<float>(row, at) : want_score;
+      if (id == want && std::bit_cast<std::uint32_t>(score) == std::bit_cast<std::uint32_t>(want_score)) continue;
+      return Error{ErrorCode::verification_failed, fmt::format("row {} slot {} holds id {} score {}; full scoring selects {} score {}",
+                                                               row, at, id, score, want, want_score)};
     }
   }
   return std::nullopt;

@@ -216,7 +216,8 @@ void bench_screen(std::int64_t nq, std::int64_t nk) {
   auto* ids = allocate<std::int32_t>(capacity);
   auto* offset = allocate<std::int64_t>(nq);
   auto* count = allocate<std::int32_t>(nq);
-  auto* overflow = allocate<std::uint8_t>(nq);
+  auto* lost_rows = allocate<std::uint8_t>(nq);
+  check(cudaMemset(lost_rows, 0, nq), "memset");
   const auto blocks = static_cast<unsigned>((nk + 255) / 256);
   fill<<<blocks, 256>>>(rho, nk, 1.0F);
   fill<<<blocks, 256>>>(inv_alpha, nk, 1.0F);
@@ -252,18 +253,18 @@ void bench_screen(std::int64_t nq, std::int64_t nk) {
 
     const CompactArgs lists{.ks = in.ks, .ke = in.ke, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .mask = mask,
                             .mask_stride = mask_words(nk), .screened = nullptr, .capacity = capacity, .ids = ids, .offset = offset,
-                            .count = count, .overflow = overflow};
+                            .count = count, .lost = lost_rows, .survivors = nullptr};
     const Times tc = timed([&] { check(launch_compact(lists, nullptr), "compact"); });
     double survivors = 0;
     for (const std::int32_t n : download(count, nq)) survivors += n;
     long long lost = 0;
-    for (const std::uint8_t o : download(overflow, nq)) lost += o;
+    for (const std::uint8_t o : download(lost_rows, nq)) lost += o;
     print("compact", budget, nq, nk, tc, tc.median * 1e9 / survivors, "ps_per_survivor", static_cast<long long>(survivors), lost);
   }
   for (void* p : {static_cast<void*>(weight), static_cast<void*>(c), static_cast<void*>(sigma), static_cast<void*>(tau),
                   static_cast<void*>(list), static_cast<void*>(list_size), static_cast<void*>(rho), static_cast<void*>(inv_alpha),
                   static_cast<void*>(mask), static_cast<void*>(ids), static_cast<void*>(offset), static_cast<void*>(count),
-                  static_cast<void*>(overflow)}) {
+                  static_cast<void*>(lost_rows)}) {
     cudaFree(p);
   }
   free_inputs(in);

@@ -148,7 +148,7 @@ int main() {
     auto* sampled = allocate<std::int32_t>(nq / stride);
     auto* budget = allocate<std::uint8_t>(nq);
     const float predict_ms = median_ms([&] {
-      CHECK(launch_predict({inputs, stride, survivors, sampled}, nullptr));
+      CHECK(launch_predict({inputs, stride / 2, stride, survivors, sampled}, nullptr));
       CHECK(launch_choose({nq, nq, stride, survivors, sampled, 0.024, 1.4, 0.05, 2.0, budget}, nullptr));
     });
     auto* bound_rows = allocate<std::uint8_t>(nq * 32 * kDim);
@@ -168,7 +168,7 @@ int main() {
       });
       std::printf(" %d rows %.4f ms", b, ms);
     }
-    const float lists_ms = median_ms([&] { CHECK(launch_lists({nq, screened, list, size}, nullptr)); });
+    const float lists_ms = median_ms([&] { CHECK(launch_lists({nq, screened, nullptr, list, size}, nullptr)); });
     std::printf("; lists %.4f ms\n", lists_ms);
     CHECK(cudaFree(q));
     CHECK(cudaFree(bound_rows));

@@ -26,6 +26,10 @@ struct Plan {
   std::int32_t panel_keys = 0;     ///< sampled keys from which row budget and form are chosen
   std::int32_t record_capacity = 0;  ///< records held per query before an exact compaction
   std::int32_t key_parts = 1;      ///< > 1: few queries, so that threads split keys
+  std::int64_t list_capacity = 0;  ///< cuda: survivors of all queries of a slice that can be listed
+  std::int32_t full_queries = 0;   ///< cuda: queries whose scores are stored at a time, where rows are scored in full,
+  std::int64_t full_keys = 0;      ///< and keys of each
+  std::string reason;              ///< why method `automatic` became what options.method says; else empty
   std::size_t workspace_bytes = 0;
 
   /// One line a person can read.

@@ -72,6 +72,9 @@ struct Options {
   /// Debug mode: after the run, recompute this many rows, evenly spread, densely and fail with verification_failed on
   /// the first difference. 0: off.
   std::int64_t verify_rows = 0;
+  /// Benchmarks: cuda times every stage, waits for the stream at the end of a run and fills the seconds of Stats, which the
+  /// cpu backend always does. Not for graph capture.
+  bool time_stages = false;
 };
 
 }  // namespace dosa

@@ -40,22 +40,22 @@ TEST(CudaBackend, SelectsRealActivationsExactly) {
 
 TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
   SKIP_WITHOUT_GPU();
-  Options options;
-  options.backend = Backend::cuda;
-  const auto roomy = Indexer::create(options);
-  ASSERT_TRUE(roomy.has_value());
-  options.memory_budget = std::int64_t{64} << 20;
-  const auto tight = Indexer::create(options);
-  ASSERT_TRUE(tight.has_value());
   const ProblemShape shape{.nq = 16384, .nk = 1 << 20, .heads = 32, .dim = 128, .topk = 2048};
-  const auto plan = tight->plan(shape);
-  ASSERT_TRUE(plan.has_value()) << plan.error().message;
-  EXPECT_LE(plan->workspace_bytes, std::size_t{64} << 20);
-  EXPECT_LT(plan->slice_keys, shape.nk);
-  const auto wide = roomy->plan(shape);
-  ASSERT_TRUE(wide.has_value());
-  EXPECT_LE(wide->workspace_bytes, std::size_t{4} << 30);
-  EXPECT_GE(wide->slice_keys, shape.nk);
+  for (const Method method : {Method::dense, Method::dosa}) {
+    for (const std::int64_t mebibytes : {64, 200, 1000, 4096, 20000}) {
+      Options options;
+      options.backend = Backend::cuda;
+      options.method = method;
+      options.memory_budget = mebibytes << 20;
+      const auto indexer = Indexer::create(options);
+      ASSERT_TRUE(indexer.has_value());
+      const auto plan = indexer->plan(shape);
+      ASSERT_TRUE(plan.has_value()) << plan.error().message;
+      EXPECT_LE(static_cast<std::int64_t>(plan->workspace_bytes), options.memory_budget);
+      if (mebibytes < 4096) EXPECT_LT(plan->full_keys * plan->full_queries, shape.nk * shape.nq);
+      if (mebibytes == 4096) EXPECT_EQ(plan->tile_queries, shape.nq);
+    }
+  }
 }
 
 TEST(CudaBackend, RefusesWhatItCannotDo) {

@@ -314,9 +314,11 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
     DeviceArray<std::int32_t> ids(static_cast<std::size_t>(capacity + 1));
     DeviceArray<std::int64_t> offset(rows);
     DeviceArray<std::int32_t> count(rows);
-    DeviceArray<std::uint8_t> overflow(rows);
+    DeviceArray<std::uint8_t> lost(rows);
+    DeviceArray<std::uint64_t> survivors(1);
     ids.fill(0xAB);
-    overflow.fill(0xAB);
+    lost.fill(0);
+    survivors.fill(0);
     const cuda::CompactArgs args{.ks = device_ks.get(),
                                  .ke = device_ke.get(),
                                  .first_row = first_row,
@@ -330,18 +332,19 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
                                  .ids = ids.get(),
                                  .offset = offset.get(),
                                  .count = count.get(),
-                                 .overflow = overflow.get()};
+                                 .lost = lost.get(),
+                                 .survivors = survivors.get()};
     ASSERT_EQ(cuda::launch_compact(args, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<std::int32_t> got = ids.download();
     const std::vector<std::int64_t> got_offset = offset.download();
     const std::vector<std::int32_t> got_count = count.download();
-    const std::vector<std::uint8_t> got_overflow = overflow.download();
+    const std::vector<std::uint8_t> got_lost = lost.download();
     std::int64_t at = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
       const auto size = static_cast<std::int64_t>(expected[r].size());
       const bool fits = at + size <= capacity;
-      ASSERT_EQ(got_overflow[r], fits ? 0 : 1) << r;
+      ASSERT_EQ(got_lost[r], fits ? 0 : 1) << r;
       ASSERT_EQ(got_count[r], fits ? size : 0) << r;
       if (fits) {
         ASSERT_EQ(got_offset[r], at);
@@ -352,6 +355,7 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
       }
       at += size;
     }
+    ASSERT_EQ(survivors.download()[0], static_cast<std::uint64_t>(at));
     ASSERT_EQ(got.back(), static_cast<std::int32_t>(0xABABABAB));
   }
 }

@@ -98,14 +98,16 @@ AssertionResult exact_on_gpu(const Problem& narrow) {
   auto device = copy_to_device(problem, true);
   if (!device) return AssertionFailure() << device.error().message;
   std::int64_t slack = 0;
-  for (const Order order : {Order::score, Order::ascending}) {
-    for (const IndexSpace space : {IndexSpace::absolute, IndexSpace::relative}) {
-      Options options;
-      options.backend = Backend::cuda;
-      options.method = Method::dense;
-      options.order = order;
-      options.index_space = space;
-      if (auto equal = run_equals(problem, **device, options, slack += 4096); !equal) return equal;
+  for (const Method method : {Method::dense, Method::dosa, Method::automatic}) {
+    for (const Order order : {Order::score, Order::ascending}) {
+      for (const IndexSpace space : {IndexSpace::absolute, IndexSpace::relative}) {
+        Options options;
+        options.backend = Backend::cuda;
+        options.method = method;
+        options.order = order;
+        options.index_space = space;
+        if (auto equal = run_equals(problem, **device, options, slack += 4096); !equal) return equal;
+      }
     }
   }
   return AssertionSuccess();

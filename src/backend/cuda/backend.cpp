@@ -1,14 +1,13 @@
-// The Hopper backend: sizes, the order of a run, and problems copied to the device.
+// The Hopper backend: what it takes, sizes, and the order of a run.
 #include <algorithm>
-#include <cstring>
-#include <vector>
+#include <optional>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "backend/backend.hpp"
-#include "backend/cuda/stages.hpp"
-#include "base/carve.hpp"
+#include "backend/cuda/errors.hpp"
+#include "backend/cuda/group.hpp"
 #include "base/error.hpp"
 
 namespace dosa {
@@ -18,31 +17,12 @@ namespace {
 constexpr std::int64_t kKeyAlign = 1024;         // slices of keys start at multiples of this
 constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query tiles at any number of heads
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
-constexpr std::size_t kAlignment = 256;
-
-tl::unexpected<Error> device_error(const char* what, cudaError_t error) {
-  return fail(ErrorCode::unsupported_device, fmt::format("{}: {}", what, cudaGetErrorString(error)));
-}
+constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
+constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`: anchors would cost too much
+constexpr std::int64_t kSurvivorShare = 8;       // lists have room for one pair in so many
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// The workspace of a run. Counters come first.
-struct Layout {
-  Counters* counters;
-  float* scores;             // [rows of a slice][keys of a slice]
-  Record* kept;              // [rows of a slice][topk]
-  std::int32_t* kept_count;  // [rows of a slice]
-  std::size_t bytes;
-
-  Layout(const Plan& plan, void* base) {
-    Carver carver(base);
-    counters = carver.take<Counters>(1);
-    scores = carver.take<float>(std::int64_t{plan.tile_queries} * plan.slice_keys);
-    kept = carver.take<Record>(std::int64_t{plan.tile_queries} * plan.shape.topk);
-    kept_count = carver.take<std::int32_t>(plan.tile_queries);
-    bytes = carver.used();
-  }
-};
+std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value / multiple * multiple; }
 
 class CudaBackend final : public BackendImpl {
  public:
@@ -54,11 +34,65 @@ class CudaBackend final : public BackendImpl {
   [[nodiscard]] Result<Stats> counters(const Plan& plan, Workspace workspace) const override;
 
  private:
+  void resolve_method(Plan& plan) const;
+  [[nodiscard]] bool fits(Plan& plan) const;
+
   Options options_;
   int multiprocessors_;
 };
 
-// Scores of as many rows as the budget holds over all keys; where it holds fewer rows than fill the chip, keys are sliced too.
+void CudaBackend::resolve_method(Plan& plan) const {
+  const ProblemShape& shape = plan.shape;
+  Options& options = plan.options;
+  if (options.min_context == 0) options.min_context = kFewestKeys;
+  if (options.method != Method::automatic) {
+    if (options.method == Method::dosa) options.min_context = 0;
+    return;
+  }
+  options.method = Method::dense;
+  if (shape.nk < options.min_context) {
+    plan.reason = fmt::format("dense: {} keys, fewer than min_context {}", shape.nk, options.min_context);
+  } else if (shape.nq < kFewestQueries) {
+    plan.reason = fmt::format("dense: {} queries, fewer than {}", shape.nq, kFewestQueries);
+  } else if (shape.heads > kMaxCertifiedHeads) {
+    plan.reason = fmt::format("dense: {} heads; certificates are made for at most {}", shape.heads, kMaxCertifiedHeads);
+  } else {
+    options.method = Method::dosa;
+    plan.reason = "dosa, except for rows whose certificate is predicted to be too loose";
+  }
+}
+
+// Sizes for plan.tile_queries rows, whether they keep to the memory budget. Everything beside per-row arrays grows with it.
+bool CudaBackend::fits(Plan& plan) const {
+  const std::int64_t rows = plan.tile_queries, all_keys = round_up(std::max<std::int64_t>(plan.shape.nk, 1), kKeyAlign);
+  const bool lists = plan.options.method == Method::dosa;
+  plan.full_queries = 0;
+  plan.full_keys = plan.slice_keys = plan.list_capacity = 0;
+  const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) - 4 * std::int64_t{Carver::alignment};
+  const std::int64_t fewest_keys = std::min(kFewestKeys, all_keys);
+  if (room < kRowAlign * fewest_keys * std::int64_t{sizeof(float)}) return false;
+
+  // All rows with all keys; then fewer rows, as long as they fill the chip; then fewer keys.
+  const std::int64_t pairs = room / std::int64_t{sizeof(float)};
+  const std::int64_t some_rows = std::min(rows, 2 * kRowAlign);
+  plan.full_queries = static_cast<std::int32_t>(std::clamp(round_down(pairs / all_keys, kRowAlign), some_rows, rows));
+  if (plan.full_queries * fewest_keys > pairs) plan.full_queries = static_cast<std::int32_t>(kRowAlign);
+  plan.full_keys = std::clamp(round_down(pairs / plan.full_queries, kKeyAlign), fewest_keys, all_keys);
+  if (!lists) return true;
+
+  // A mask's bit and its share of a list, for every pair of a slice; witnesses are listed in the same place.
+  constexpr std::int64_t kListed = sizeof(std::int32_t) + sizeof(Record);
+  constexpr std::int64_t kPairBits = 1 + 8 * kListed / kSurvivorShare;
+  const std::int64_t most = round_down(room * 8 / kPairBits / rows, kKeyAlign);
+  const std::int64_t witnesses = rows * seed_stride(plan.shape.topk);
+  if (most < fewest_keys || witnesses * kListed > room) return false;
+  const std::int64_t slices = most >= all_keys ? 1 : (all_keys + most - 1) / most;
+  plan.slice_keys = round_up((all_keys + slices - 1) / slices, kKeyAlign);
+  const std::int64_t mask_bytes = rows * mask_words(plan.slice_keys) * std::int64_t{sizeof(std::uint32_t)};
+  plan.list_capacity = std::max(witnesses, rows * plan.slice_keys / kSurvivorShare);
+  return mask_bytes + plan.list_capacity * kListed <= room;
+}
+
 Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   if (shape.dim != kDim) {
     return fail(ErrorCode::unsupported_shape, fmt::format("dim is {}; the sm90 scorer has {}", shape.dim, kDim));
@@ -66,27 +100,20 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   Plan plan;
   plan.shape = shape;
   plan.options = options_;
-  plan.options.method = Method::dense;
   plan.implementation = "sm90a";
-  const std::int64_t all_rows = round_up(std::max<std::int64_t>(shape.nq, 1), kRowAlign);
-  const std::int64_t all_keys = round_up(std::max<std::int64_t>(shape.nk, 1), kKeyAlign);
-  std::int64_t rows = all_rows;
-  std::int64_t keys = all_keys;
-  while (true) {
-    plan.tile_queries = static_cast<std::int32_t>(rows);
-    plan.slice_keys = keys;
-    plan.workspace_bytes = Layout(plan, nullptr).bytes;
-    if (static_cast<std::int64_t>(plan.workspace_bytes) <= options_.memory_budget) return plan;
-    if (rows > 4 * kRowAlign || (rows > kRowAlign && keys <= kFewestKeys)) {
-      rows = round_up(rows / 2, kRowAlign);
-    } else if (keys > kFewestKeys) {
-      keys = std::max(kFewestKeys, round_up(keys / 2, kKeyAlign));
-    } else {
+  resolve_method(plan);
+  plan.tile_queries =
+      static_cast<std::int32_t>(std::min(kMostRows, round_up(std::max<std::int64_t>(shape.nq, 1), kRowAlign)));
+  while (!fits(plan)) {
+    if (plan.tile_queries == kRowAlign) {
       return fail(ErrorCode::memory_budget,
-                  fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need at least {}",
-                              options_.memory_budget, shape.nq, shape.nk, shape.topk, plan.workspace_bytes));
+                  fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need more", options_.memory_budget,
+                              shape.nq, shape.nk, shape.topk));
     }
+    plan.tile_queries = static_cast<std::int32_t>(round_up(plan.tile_queries / 2, kRowAlign));
   }
+  plan.workspace_bytes = Arrays(plan, nullptr).bytes;
+  return plan;
 }
 
 template <typename T, typename Void>
@@ -135,39 +162,31 @@ Result<Stats> CudaBackend::run(const Plan& plan, const Problem& problem, const S
   if (!reports.empty()) return fail(ErrorCode::invalid_argument, "the cuda backend makes no row reports");
   const auto inputs = inputs_of(plan.shape, problem, out);
   if (!inputs) return tl::unexpected(inputs.error());
-  const Inputs& in = *inputs;
-  const auto stream = static_cast<cudaStream_t>(workspace.stream);
-  const Layout layout(plan, workspace.data);
-  Stats stats;
-  stats.rows = in.nq;
-
-  cudaError_t error = launch_count(in, plan.shape.topk, layout.counters, stream);
-  for (std::int64_t row = 0; row < in.nq && error == cudaSuccess; row += plan.tile_queries) {
-    const std::int64_t rows = std::min<std::int64_t>(plan.tile_queries, in.nq - row);
-    // At least one slice, so that kept counts are set where there are no keys.
-    for (std::int64_t key = 0; key == 0 || key < in.nk; key += plan.slice_keys) {
-      const std::int64_t key_end = std::min(in.nk, key + plan.slice_keys);
-      const ScoreArgs score{in, row, rows, key, key_end, layout.scores, plan.slice_keys};
-      if (key_end > key && error == cudaSuccess) error = launch_score(score, multiprocessors_, stream);
-      const SelectScoresArgs select{in,          row,           rows, key,         key_end, layout.scores, plan.slice_keys,
-                                    plan.shape.topk, key == 0, layout.kept, layout.kept_count};
-      if (error == cudaSuccess) error = launch_select_scores(select, multiprocessors_, stream);
-    }
-    const WriteArgs write{in,
-                          row,
-                          rows,
-                          plan.shape.topk,
-                          plan.options.order == Order::ascending,
-                          plan.options.index_space == IndexSpace::relative,
-                          layout.kept,
-                          layout.kept_count,
-                          data_of<std::int32_t>(out.ids),
-                          out.ids.stride[0],
-                          out.scores.present() ? data_of<float>(out.scores) : nullptr,
-                          out.scores.present() ? out.scores.stride[0] : 0};
-    if (error == cudaSuccess) error = launch_write(write, stream);
+  StageClock clock;
+  const Run run{plan,
+                *inputs,
+                Arrays(plan, workspace.data),
+                out,
+                options_.method == Method::dosa,
+                multiprocessors_,
+                static_cast<cudaStream_t>(workspace.stream),
+                plan.options.time_stages ? &clock : nullptr};
+  const Arrays& arrays = run.arrays;
+  cudaError_t error = cudaMemsetAsync(arrays.counters, 0, sizeof(Counters), run.stream);
+  if (error == cudaSuccess && plan.options.method == Method::dosa) {
+    error = launch_keys({run.in.k, run.in.k_scale, run.in.nk, arrays.rho, arrays.inv_alpha, arrays.exempt, &arrays.counters->exempt},
+                        run.stream);
+  }
+  for (std::int64_t row = 0; row < run.in.nq && error == cudaSuccess; row += plan.tile_queries) {
+    CudaGroup group(run, row);
+    select_group(group);
+    error = group.error();
   }
   if (error != cudaSuccess) return device_error("a kernel could not be launched", error);
+  Stats stats;
+  stats.rows = run.in.nq;
+  if (run.clock != nullptr) error = clock.read(run.stream, stats);
+  if (error != cudaSuccess) return device_error("the stages could not be timed", error);
   return stats;
 }
 
@@ -177,126 +196,44 @@ Result<Stats> CudaBackend::counters(const Plan& plan, Workspace workspace) const
   cudaError_t error = cudaMemcpyAsync(&counted, workspace.data, sizeof(Counters), cudaMemcpyDeviceToHost, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   if (error != cudaSuccess) return device_error("counters could not be read", error);
+  const auto whole = [](std::uint64_t count) { return static_cast<std::int64_t>(count); };
   Stats stats;
   stats.rows = plan.shape.nq;
-  stats.clamped_rows = static_cast<std::int64_t>(counted.clamped_rows);
-  stats.path.empty = static_cast<std::int64_t>(counted.empty);
-  stats.path.short_rows = static_cast<std::int64_t>(counted.short_rows);
-  stats.path.full = static_cast<std::int64_t>(counted.full);
-  stats.visible = stats.full = static_cast<std::int64_t>(counted.visible);
+  stats.clamped_rows = whole(counted.clamped_rows);
+  stats.path = {.empty = whole(counted.empty),
+                .short_rows = whole(counted.short_rows),
+                .dosa = whole(counted.dosa),
+                .full = whole(counted.full),
+                .full_context = whole(counted.full_context),
+                .full_loose = whole(counted.full_loose),
+                .full_exempt = whole(counted.full_exempt)};
+  stats.visible = whole(counted.visible);
+  stats.seeds = whole(counted.seeds);
+  stats.screened = whole(counted.screened);
+  stats.survivors = stats.refined = whole(counted.survivors);
+  stats.full = whole(counted.scored_in_full);
+  stats.exempt = whole(counted.exempt);
+  stats.bound_rows = whole(counted.bound_rows);
   return stats;
 }
 
-// --- Problems copied to the device -----------------------------------------------------------------------------------------
-
-class DeviceBlock {
- public:
-  DeviceBlock() = default;
-  DeviceBlock(const DeviceBlock&) = delete;
-  DeviceBlock& operator=(const DeviceBlock&) = delete;
-  ~DeviceBlock() { cudaFree(data_); }
-
-  cudaError_t reserve(std::size_t bytes) {
-    if (bytes <= bytes_) return cudaSuccess;
-    cudaFree(data_);
-    data_ = nullptr;
-    bytes_ = 0;
-    const cudaError_t error = cudaMalloc(&data_, bytes);
-    if (error == cudaSuccess) bytes_ = bytes;
-    return error;
+// What this backend computes of what Options can ask.
+std::optional<Error> refusal(const Options& options) {
+  const auto refuse = [](std::string message) { return Error{ErrorCode::invalid_argument, std::move(message)}; };
+  const CertificateOptions& certificate = options.certificate;
+  if (options.method == Method::fused) return Error{ErrorCode::unsupported_device, "the cuda backend has no method fused"};
+  if (options.verify_rows != 0) return refuse("verify_rows needs the cpu backend, which waits for its results");
+  if (options.seeds == SeedPolicy::largest_bounds) return refuse("seeds largest_bounds needs the cpu backend; cuda has chain and nearest_spread");
+  if (certificate.form == Form::absolute) return refuse("form absolute needs the cpu backend; cuda has base and extended");
+  if (certificate.aggregates > 1) return refuse(fmt::format("aggregates is {}; the cuda backend has 1", certificate.aggregates));
+  if (certificate.precision != ScreenPrecision::automatic) return refuse("precision is of the cpu backend; cuda screens in fp8");
+  const int rows = certificate.row_budget;
+  for (int i = 0; rows != 0; ++i) {
+    if (i == kBudgetCount) return refuse(fmt::format("row_budget is {}; the cuda backend has 8, 12, 16, 20, 24 and 32", rows));
+    if (budget_at(i) == rows) break;
   }
-  [[nodiscard]] void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-// Row-major bytes of a host view.
-std::vector<std::byte> packed(const TensorView& view) {
-  const std::size_t size = size_of(view.dtype);
-  std::int64_t count = 1;
-  for (int axis = 0; axis < view.rank; ++axis) count *= view.shape[static_cast<std::size_t>(axis)];
-  std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size);
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t offset = 0;
-    std::int64_t rest = i;
-    for (int axis = view.rank; axis-- > 0;) {
-      const auto a = static_cast<std::size_t>(axis);
-      offset += rest % view.shape[a] * view.stride[a];
-      rest /= view.shape[a];
-    }
-    std::memcpy(bytes.data() + static_cast<std::size_t>(i) * size,
-                static_cast<const std::byte*>(view.data) + offset * static_cast<std::int64_t>(size), size);
-  }
-  return bytes;
+  return std::nullopt;
 }
-
-class CudaCopy final : public DeviceCopy {
- public:
-  cudaError_t load(const Problem& host, bool with_scores) {
-    problem_ = host;
-    cudaError_t error = cudaSuccess;
-    TensorView* views[] = {&problem_.q, &problem_.k, &problem_.k_scale, &problem_.w, &problem_.ks, &problem_.ke, &problem_.hints};
-    for (std::size_t i = 0; i < std::size(views) && error == cudaSuccess; ++i) {
-      if (views[i]->present()) error = upload(*views[i], inputs_[i]);
-    }
-    const std::int64_t nq = host.q.shape[0];
-    const std::int64_t k = host.topk;
-    const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(nq * k, 1) * 4);
-    if (error == cudaSuccess) error = ids_.reserve(bytes);
-    selection_.ids = dense_view(ids_.data(), DType::i32, {nq, k}, Device::cuda);
-    if (with_scores) {
-      if (error == cudaSuccess) error = scores_.reserve(bytes);
-      selection_.scores = dense_view(scores_.data(), DType::f32, {nq, k}, Device::cuda);
-    }
-    return error;
-  }
-
-  [[nodiscard]] const Problem& problem() const override { return problem_; }
-  [[nodiscard]] const Selection& selection() const override { return selection_; }
-
-  Result<Workspace> workspace(std::size_t bytes) override {
-    const cudaError_t error = workspace_.reserve(bytes);
-    if (error != cudaSuccess) {
-      return fail(ErrorCode::memory_budget, fmt::format("{} bytes of device memory: {}", bytes, cudaGetErrorString(error)));
-    }
-    return Workspace{workspace_.data(), bytes};
-  }
-
-  Result<void> fetch(const Selection& host) override {
-    cudaError_t error = cudaDeviceSynchronize();
-    const auto copy = [&](const MutableTensorView& from, const MutableTensorView& to) {
-      for (std::int64_t row = 0; row < from.shape[0] && error == cudaSuccess; ++row) {
-        error = cudaMemcpy(to.at<std::uint32_t>(row), from.at<std::uint32_t>(row), static_cast<std::size_t>(from.shape[1]) * 4,
-                           cudaMemcpyDeviceToHost);
-      }
-    };
-    copy(selection_.ids, host.ids);
-    if (host.scores.present() && selection_.scores.present()) copy(selection_.scores, host.scores);
-    if (error != cudaSuccess) return device_error("the selection could not be copied back", error);
-    return {};
-  }
-
- private:
-  static cudaError_t upload(TensorView& view, DeviceBlock& block) {
-    const std::vector<std::byte> bytes = packed(view);
-    cudaError_t error = block.reserve(std::max<std::size_t>(bytes.size(), 1));
-    if (error == cudaSuccess) error = cudaMemcpy(block.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice);
-    std::int64_t stride = 1;
-    for (int axis = view.rank; axis-- > 0;) {
-      view.stride[static_cast<std::size_t>(axis)] = stride;
-      stride *= view.shape[static_cast<std::size_t>(axis)];
-    }
-    view.data = block.data();
-    view.device = Device::cuda;
-    return error;
-  }
-
-  Problem problem_;
-  Selection selection_;
-  DeviceBlock inputs_[7], ids_, scores_, workspace_;
-};
 
 }  // namespace
 }  // namespace cuda
@@ -315,23 +252,12 @@ std::string cuda_unavailable_reason() {
 }
 
 Result<std::unique_ptr<BackendImpl>> make_cuda_backend(const Options& options) {
-  if (options.method != Method::dense && options.method != Method::automatic) {
-    return fail(ErrorCode::unsupported_device, "the cuda backend has method dense so far");
-  }
-  if (options.verify_rows != 0) return fail(ErrorCode::invalid_argument, "verify_rows needs the cpu backend, which waits for its results");
+  if (const auto error = cuda::refusal(options)) return tl::unexpected(*error);
   int device = 0, multiprocessors = 0;
   cudaGetDevice(&device);
   const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return cuda::device_error("the GPU cannot be asked", error);
   return std::make_unique<cuda::CudaBackend>(options, multiprocessors);
-}
-
-Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores) {
-  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) return fail(ErrorCode::unsupported_device, reason);
-  auto copy = std::make_unique<cuda::CudaCopy>();
-  const cudaError_t error = copy->load(problem, with_scores);
-  if (error != cudaSuccess) return fail(ErrorCode::memory_budget, fmt::format("the problem does not fit the GPU: {}", cudaGetErrorString(error)));
-  return copy;
 }
 
 }  // namespace dosa

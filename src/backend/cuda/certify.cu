@@ -98,8 +98,7 @@ __global__ __launch_bounds__(kThreads) void predict_kernel(PredictArgs args) {
   auto& shared = *reinterpret_cast<CertifyShared<kHeads>*>(memory);
   const CertifyInputs& inputs = args.inputs;
   const std::int64_t sample = blockIdx.x;
-  // The middle of the stretch of rows that the sample stands for, and the rows that share its keys.
-  const std::int64_t r = min(sample * args.stride + args.stride / 2, inputs.rows - 1);
+  const std::int64_t r = args.first + sample * args.stride;
   const std::int64_t first = r / kPanelRows * kPanelRows;
   clear_padding(shared);
   load_panel(shared, inputs, first, min(first + kPanelRows, inputs.rows));
@@ -184,7 +183,8 @@ __global__ __launch_bounds__(1024) void lists_kernel(ListsArgs args) {
   int size = 0;
   for (std::int64_t first = 0; first < args.rows; first += 1024) {
     const std::int64_t r = first + threadIdx.x;
-    const bool mine = r < args.rows && args.screened[r] == budget;
+    const bool lost = r < args.rows && args.lost != nullptr && args.lost[r] != 0;
+    const bool mine = r < args.rows && (lost ? 0 : args.screened[r]) == budget;
     const unsigned lanes = __ballot_sync(kAllLanes, mine);
     if (lane == 0) warp_count[warp] = __popc(lanes);
     __syncthreads();
@@ -209,8 +209,8 @@ cudaError_t launch(void (*kernel)(Args), const Args& args, std::int64_t blocks, 
 }  // namespace
 
 cudaError_t launch_predict(const PredictArgs& args, cudaStream_t stream) {
-  const std::int64_t samples = (args.inputs.rows + args.stride - 1) / args.stride;
-  if (samples == 0) return cudaSuccess;
+  const std::int64_t samples = (args.inputs.rows - args.first + args.stride - 1) / args.stride;
+  if (samples <= 0) return cudaSuccess;
   if (args.inputs.in.heads > kMaxCertifiedHeads)
     return cudaMemsetAsync(args.sampled, 0, samples * sizeof(std::int32_t), stream);
   return args.inputs.in.heads <= 32 ? launch<32>(predict_kernel<32>, args, samples, stream)

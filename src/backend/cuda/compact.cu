@@ -81,11 +81,14 @@ __global__ void __launch_bounds__(kScanThreads) offset_kernel(const CompactArgs 
     if (row < args.rows) {
       const bool fits = offset + count <= args.capacity;
       args.offset[row] = fits ? offset : 0;
-      args.overflow[row] = fits ? 0 : 1;
-      if (!fits) args.count[row] = 0;
+      if (!fits) {
+        args.lost[row] = 1;
+        args.count[row] = 0;
+      }
     }
     base += total;
   }
+  if (threadIdx.x == 0 && args.survivors != nullptr) *args.survivors += static_cast<std::uint64_t>(base);
 }
 
 __global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) {

@@ -1,4 +1,4 @@
-// Row lengths, counted.
+// What became of the rows of a slice, added up.
 #include "backend/cuda/stages.hpp"
 
 namespace dosa::cuda {
@@ -6,28 +6,50 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void count_rows(Inputs in, int topk, Counters* counters) {
+__device__ void add(std::uint64_t& counter, std::int64_t value) {
+  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
+}
+
+__global__ void count_rows(CountArgs args) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= in.nq) return;
-  const std::int64_t ks = in.ks == nullptr ? 0 : in.ks[row];
-  const std::int64_t ke = in.ke == nullptr ? in.nk : in.ke[row];
+  if (row >= args.rows) return;
+  const Inputs& in = args.in;
+  Counters& counters = *args.counters;
+  const std::int64_t query = args.first_row + row;
+  const std::int64_t ks = in.ks == nullptr ? 0 : in.ks[query];
+  const std::int64_t ke = in.ke == nullptr ? in.nk : in.ke[query];
   const std::int64_t begin = ks < 0 ? 0 : ks > in.nk ? in.nk : ks;
   const std::int64_t end = ke < begin ? begin : ke > in.nk ? in.nk : ke;
-  const auto add = [](std::uint64_t& counter, std::int64_t value) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
-  };
   const std::int64_t visible = end - begin;
-  if (ks < 0 || ks > in.nk || ke < 0 || ke > in.nk) add(counters->clamped_rows, 1);
-  add(visible == 0 ? counters->empty : visible <= topk ? counters->short_rows : counters->full, 1);
-  add(counters->visible, visible);
+  if (ks < 0 || ks > in.nk || ke < 0 || ke > in.nk) add(counters.clamped_rows, 1);
+  add(counters.visible, visible);
+
+  const bool by_method = args.budget == nullptr;
+  const bool screened = !by_method && args.screened[row] != 0;
+  const bool lost = screened && args.lost[row] != 0;
+  if (!by_method) add(counters.seeds, args.seed_count[row]);
+  if (screened) {
+    add(counters.screened, visible);
+    add(counters.bound_rows, args.screened[row]);
+  }
+  if (!screened || lost) add(counters.scored_in_full, visible);
+
+  std::uint64_t& path = visible == 0                       ? counters.empty
+                        : visible <= args.topk             ? counters.short_rows
+                        : by_method                        ? counters.full
+                        : lost                             ? counters.full_loose
+                        : screened                         ? counters.dosa
+                        : visible < args.min_context       ? counters.full_context
+                        : args.budget[row] == 0            ? counters.full_loose
+                                                           : counters.full_exempt;
+  add(path, 1);
 }
 
 }  // namespace
 
-cudaError_t launch_count(const Inputs& in, int topk, Counters* counters, cudaStream_t stream) {
-  const cudaError_t error = cudaMemsetAsync(counters, 0, sizeof(Counters), stream);
-  if (error != cudaSuccess || in.nq == 0) return error;
-  count_rows<<<static_cast<unsigned>((in.nq + kThreads - 1) / kThreads), kThreads, 0, stream>>>(in, topk, counters);
+cudaError_t launch_count(const CountArgs& args, cudaStream_t stream) {
+  if (args.rows == 0) return cudaSuccess;
+  count_rows<<<static_cast<unsigned>((args.rows + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -52,6 +52,8 @@ struct SeedArgs {
   std::int64_t ids_stride;            // >= max_witnesses(topk, entries of a list) of seed/seed.hpp
   std::int64_t* offset;               // [rows] r * ids_stride
   std::int32_t* count;                // [rows]
+  const std::uint8_t* budget = nullptr;  // [rows], or null; rows of budget 0 get no witnesses
+  std::int64_t min_context = 0;          // nor do rows that see fewer keys
 };
 cudaError_t launch_seed(const SeedArgs& args, cudaStream_t stream);
 
@@ -61,7 +63,10 @@ struct TauArgs {
   int topk;
   const Record* kept;              // [rows][topk]
   const std::int32_t* kept_count;  // [rows]
-  float* tau;                      // [rows]
+  float* tau;                      // of row r at [step * r + first]
+  Rows pass = {};                  // no list
+  bool raise = false;              // true: tau only rises, and `lowered`, if not null, becomes the screen's tau for it
+  float* lowered = nullptr;
 };
 cudaError_t launch_tau(const TauArgs& args, cudaStream_t stream);
 
@@ -90,6 +95,7 @@ struct CertifyInputs {
 /// plan, first half: how many sampled keys would survive at every budget, for every `stride`-th row.
 struct PredictArgs {
   CertifyInputs inputs;
+  std::int64_t first;       // rows first, first + stride, ... are asked; below stride
   std::int64_t stride;      // a multiple of kPanelRows
   std::int32_t* survivors;  // [ceil(rows / stride)][kBudgetCount]; -1: no certificate
   std::int32_t* sampled;    // [ceil(rows / stride)] keys
@@ -131,6 +137,7 @@ cudaError_t launch_certify(const CertifyArgs& args, cudaStream_t stream);
 struct ListsArgs {
   std::int64_t rows;
   const std::uint8_t* screened;  // [rows] as launch_certify leaves them
+  const std::uint8_t* lost;      // [rows] 1: not screened after all; or null
   std::int32_t* list;            // [kBudgetCount + 1][rows]; the last list: not screened
   std::int32_t* size;            // [kBudgetCount + 1]
 };

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/layout.hpp"
 #include "backend/cuda/ptx.cuh"
+#include "backend/cuda/rows.cuh"
 #include "backend/cuda/score_tile.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -15,8 +16,7 @@ namespace dosa::cuda {
 struct ScoreWork {
   ScoreArgs args;
   int chunk_keys;  // a multiple of a stage's keys
-  int tiles;       // groups of queries that a cluster takes together
-  int units;       // tiles * chunks
+  int chunks;
 };
 
 /// One warp: finds the units that their rows can see, and brings queries and weights, one unit ahead.
@@ -25,19 +25,22 @@ __device__ __forceinline__ void bring_units(ScoreShared& shared, const ScoreWork
   using Columns = ScoreColumns<kHeads>;
   const ScoreArgs& args = work.args;
   const Inputs& in = args.in;
+  const int rows = static_cast<int>(count_of(args.pass, args.rows));
+  const int tiles = (rows + Columns::kQueries - 1) / Columns::kQueries;
+  const int units = tiles * work.chunks;
   int buffer = 0;
   unsigned parity = 1;
 
-  for (int u = static_cast<int>(blockIdx.x); u < work.units; u += static_cast<int>(gridDim.x)) {
+  for (int u = static_cast<int>(blockIdx.x); u < units; u += static_cast<int>(gridDim.x)) {
     // The visible keys of the tile's rows, within the chunk.
-    const int chunk = u / work.tiles;
-    const int row = (u - chunk * work.tiles) * Columns::kQueries;
+    const int chunk = u / tiles;
+    const int row = (u - chunk * tiles) * Columns::kQueries;
     const int chunk_begin = static_cast<int>(args.key_begin) + chunk * work.chunk_keys;
     const int chunk_end = min(chunk_begin + work.chunk_keys, static_cast<int>(args.key_end));
     int begin = chunk_end;
     int end = chunk_begin;
-    if (lane < Columns::kQueries && row + lane < args.rows) {
-      const std::int64_t query = args.first_row + row + lane;
+    if (lane < Columns::kQueries && row + lane < rows) {
+      const std::int64_t query = args.first_row + row_of(args.pass, row + lane);
       const int ks = in.ks != nullptr ? max(in.ks[query], 0) : 0;
       const int ke = in.ke != nullptr ? in.ke[query] : chunk_end;
       if (ks < ke) {
@@ -60,16 +63,16 @@ __device__ __forceinline__ void bring_units(ScoreShared& shared, const ScoreWork
       const int column = i / 8;
       const int head = Columns::head(column);
       const int query_row = row + Columns::query(column);
-      const bool exists = head < in.heads && query_row < args.rows;
-      const std::int64_t query = args.first_row + query_row;
+      const bool exists = head < in.heads && query_row < rows;
+      const std::int64_t query = exists ? args.first_row + row_of(args.pass, query_row) : 0;
       ptx::copy_16(to + swizzled(column, i % 8), exists ? in.q + ((query * in.heads + head) * 8 + i % 8) * 16 : in.q, exists);
     }
 #pragma unroll 1
     for (int column = lane; column < Columns::kColumns; column += 32) {
       const int head = Columns::head(column);
       const int query_row = row + Columns::query(column);
-      const bool exists = head < in.heads && query_row < args.rows;
-      const std::int64_t query = args.first_row + query_row;
+      const bool exists = head < in.heads && query_row < rows;
+      const std::int64_t query = exists ? args.first_row + row_of(args.pass, query_row) : 0;
       shared.weights[buffer][column] = exists ? in.w[query * in.w_stride + head] : padding_weight(head, in.heads);
     }
     if (lane == 0) shared.unit[buffer] = ScoreUnit{row, key, rings};

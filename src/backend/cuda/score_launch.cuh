@@ -25,7 +25,8 @@ cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStre
   const std::int64_t tiles = (args.rows + kTileRows - 1) / kTileRows;
   if (keys <= 0 || tiles <= 0) return cudaSuccess;
   const int chunk = chunk_keys(keys, tiles, multiprocessors);
-  const std::int64_t units = tiles * ((keys + chunk - 1) / chunk);
+  const std::int64_t chunks = (keys + chunk - 1) / chunk;
+  const std::int64_t units = tiles * chunks;
   if (units > INT32_MAX) return cudaErrorInvalidValue;
 
   CUtensorMap map;
@@ -38,7 +39,7 @@ cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStre
 
   const auto grid = static_cast<unsigned>(std::min<std::int64_t>(units, multiprocessors));
   kernel<<<grid, ScoreShared::Shape::kThreads, kSharedBytes, stream>>>(
-      map, ScoreWork{args, chunk, static_cast<int>(tiles), static_cast<int>(units)});
+      map, ScoreWork{args, chunk, static_cast<int>(chunks)});
   return cudaGetLastError();
 }
 

@@ -4,7 +4,9 @@
 
 #include "backend/cuda/order.cuh"
 #include "backend/cuda/prepare.hpp"
+#include "backend/cuda/rows.cuh"
 #include "backend/cuda/sort.cuh"
+#include "certificate/hopper_bound.hpp"
 
 namespace dosa::cuda {
 namespace {
@@ -112,6 +114,13 @@ __global__ __launch_bounds__(kThreads) void seed_kernel(SeedArgs args) {
   extern __shared__ std::uint16_t new_before[];  // [topk] spread keys before this one that are no winners
   const std::int64_t r = blockIdx.x;
   const Visible visible = visible_keys(args.in, args.first_row + r);
+  if ((args.budget != nullptr && args.budget[r] == 0) || visible.end - visible.begin < args.min_context) {
+    if (threadIdx.x == 0) {
+      args.offset[r] = r * args.ids_stride;
+      args.count[r] = 0;
+    }
+    return;
+  }
   const std::int64_t first_near = max(visible.begin, visible.end - args.topk);
   const int near = static_cast<int>(visible.end - first_near);
   std::int32_t* out = args.ids + r * args.ids_stride;
@@ -206,7 +215,11 @@ __global__ __launch_bounds__(kThreads) void tau_kernel(TauArgs args) {
     for (int step = 16; step > 0; step /= 2) last = max(last, __shfl_xor_sync(kFullWarp, last, step));
     tau = tau_of(last);
   }
-  if (threadIdx.x % 32 == 0) args.tau[r] = tau;
+  if (threadIdx.x % 32 != 0) return;
+  float* to = args.tau + row_of(args.pass, r);
+  if (args.raise && !(tau > *to)) return;
+  *to = tau;
+  if (args.raise && args.lowered != nullptr) args.lowered[row_of(args.pass, r)] = hopper_tau(tau, 1);
 }
 
 }  // namespace

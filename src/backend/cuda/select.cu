@@ -10,6 +10,7 @@
 
 #include "backend/cuda/order.cuh"
 #include "backend/cuda/record_buffer.cuh"
+#include "backend/cuda/rows.cuh"
 #include "backend/cuda/stages.hpp"
 
 namespace dosa::cuda {
@@ -388,17 +389,20 @@ __device__ void select_row(const Row& row, int topk, int capacity, Record* kept,
 template <int kThreads>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kernel(SelectScoresArgs args, int capacity) {
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
-  const Visible visible = visible_keys(args.in, args.first_row + r);
+  if (r >= count_of(args.pass, args.rows)) return;
+  const std::int64_t slice_row = row_of(args.pass, r);
+  const std::int64_t place = place_of(args.pass, slice_row);
+  const Visible visible = visible_keys(args.in, args.first_row + slice_row);
   const std::int64_t begin = max(visible.begin, args.key_begin);
   const std::int64_t end = min(visible.end, args.key_end);
-  std::int32_t* kept_count = args.kept_count + r;
+  std::int32_t* kept_count = args.kept_count + place;
   if (begin >= end) {
     if (args.first_slice && cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
     return;
   }
   const ScoreRow row{args.scores + r * args.score_stride + (begin - args.key_begin),
                      static_cast<std::uint32_t>(end - begin), static_cast<std::uint32_t>(begin)};
-  select_row<ScoreRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count,
+  select_row<ScoreRow, kThreads>(row, args.topk, capacity, args.kept + place * args.topk, kept_count,
                                  args.first_slice ? 0 : *kept_count);
 }
 

@@ -28,36 +28,69 @@ struct Inputs {
   int heads;
 };
 
+/// Which rows of a slice a pass takes: every `step`-th from `first` on, or those of a list that is made on the device. Results
+/// that are kept for later lie at a row's place: its number in the slice if listed, else its number divided by the step.
+struct Rows {
+  std::int64_t first = 0;
+  std::int64_t step = 1;
+  const std::int32_t* list = nullptr;       // rows of the slice, or null
+  const std::int32_t* list_size = nullptr;  // [1]; the pass takes list[first], list[first + 1], ... as far as there are
+};
+
 /// What a run counts on the device; the first bytes of its workspace.
 struct Counters {
   std::uint64_t clamped_rows;  // ks or ke outside [0, nk]
   std::uint64_t empty;
   std::uint64_t short_rows;    // at most topk visible keys
-  std::uint64_t full;          // the others
-  std::uint64_t visible;       // query-key pairs
+  std::uint64_t dosa;          // screened to the end
+  std::uint64_t full;          // scored in full as the method says, or for one of three reasons:
+  std::uint64_t full_context;  // fewer visible keys than min_context
+  std::uint64_t full_loose;    // a certificate predicted too loose, or more survivors than there was room for
+  std::uint64_t full_exempt;   // no certificate
+  std::uint64_t bound_rows;    // sum of the row budgets of screened rows
+  std::uint64_t exempt;        // keys
+  // Query-key pairs:
+  std::uint64_t visible;
+  std::uint64_t seeds;
+  std::uint64_t screened;
+  std::uint64_t survivors;
+  std::uint64_t scored_in_full;
 };
 
-/// count: zeroes the counters and takes the rows' lengths.
-cudaError_t launch_count(const Inputs& in, int topk, Counters* counters, cudaStream_t stream);
-
-/// score: reference scores (sm90 arithmetic, bit for bit reference_score(ReferenceScorer::sm90, ...)) of the keys
-/// [key_begin, key_end) for rows [first_row, first_row + rows).
-struct ScoreArgs {
+/// count: adds up what became of the rows of a slice.
+struct CountArgs {
   Inputs in;
   std::int64_t first_row;
   std::int64_t rows;
+  int topk;
+  std::int64_t min_context;
+  const std::uint8_t* budget;      // [rows] as launch_choose leaves them, or null: the method scores in full
+  const std::uint8_t* screened;    // [rows] as launch_certify leaves them
+  const std::uint8_t* lost;        // [rows] as launch_compact leaves them
+  const std::int32_t* seed_count;  // [rows]
+  Counters* counters;
+};
+cudaError_t launch_count(const CountArgs& args, cudaStream_t stream);
+
+/// score: reference scores (sm90 arithmetic, bit for bit reference_score(ReferenceScorer::sm90, ...)) of the keys
+/// [key_begin, key_end) for the rows of a pass.
+struct ScoreArgs {
+  Inputs in;
+  std::int64_t first_row;
+  std::int64_t rows;       // of the pass, at most
   std::int64_t key_begin;  // a multiple of 64
   std::int64_t key_end;
   float* scores;           // [rows][score_stride]: score of key i at i - key_begin; cells outside the visible range: unspecified
   std::int64_t score_stride;
+  Rows pass = {};
 };
 cudaError_t launch_score(const ScoreArgs& args, int multiprocessors, cudaStream_t stream);
 
 /// Records are the host's (select/records.hpp): order_code(score) << 32 | id << 1 | negative zero; ascending is best first.
 using Record = std::uint64_t;
 
-/// select over stored scores: per row, the min(K, visible) first of [key_begin, key_end) and of the records kept so far, in
-/// the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution.
+/// select over stored scores: per row of a pass, the min(K, visible) first of [key_begin, key_end) and of the records kept so
+/// far, in the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution.
 struct SelectScoresArgs {
   Inputs in;
   std::int64_t first_row;
@@ -68,8 +101,9 @@ struct SelectScoresArgs {
   std::int64_t score_stride;
   int topk;
   bool first_slice;        // true: nothing has been kept of these rows yet
-  Record* kept;            // [rows][topk] in and out, unsorted
-  std::int32_t* kept_count;  // [rows]
+  Record* kept;            // [place][topk] in and out, unsorted
+  std::int32_t* kept_count;  // [place]
+  Rows pass = {};
 };
 cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream);
 
@@ -136,7 +170,7 @@ struct ScreenArgs {
 cudaError_t launch_screen(const ScreenArgs& args, int multiprocessors, cudaStream_t stream);
 
 /// compact: masks to id lists. Lists lie one after the other in row order, their ids in the order of the mask's bits; a row
-/// whose list would end beyond `capacity` has none and is reported, to be scored in full.
+/// whose list would end beyond `capacity` has none and is lost: it must be scored in full.
 struct CompactArgs {
   const std::int32_t* ks;           // [nq] or null (0)
   const std::int32_t* ke;           // [nq] or null (key_end)
@@ -151,7 +185,8 @@ struct CompactArgs {
   std::int32_t* ids;                // [capacity]
   std::int64_t* offset;             // [rows]
   std::int32_t* count;              // [rows]
-  std::uint8_t* overflow;           // [rows] 1: the list did not fit, count is 0
+  std::uint8_t* lost;               // [rows] raised to 1 where the list did not fit; its count is 0
+  std::uint64_t* survivors;         // null, or raised by their number
 };
 cudaError_t launch_compact(const CompactArgs& args, cudaStream_t stream);
 

@@ -1,0 +1,329 @@
+#include "backend/cuda/group.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/cuda/prices.hpp"
+
+namespace dosa::cuda {
+namespace {
+
+constexpr std::int64_t kGroupRows = 1024;  // rows that get the same budget: 16 sampled queries
+
+template <typename T, typename Void>
+T* data_of(const BasicTensorView<Void>& view) {
+  return static_cast<T*>(view.data);
+}
+
+}  // namespace
+
+CudaGroup::CudaGroup(const Run& run, std::int64_t first_row)
+    : run_(run),
+      arrays_(run.arrays),
+      first_row_(first_row),
+      rows_(std::min<std::int64_t>(run.plan.tile_queries, run.in.nq - first_row)),
+      topk_(run.plan.shape.topk) {}
+
+template <class Launch>
+void CudaGroup::launch(const Launch& launch_stage) {
+  if (error_ == cudaSuccess) error_ = launch_stage();
+}
+
+// The anchors' winners are exact, so their K-th score is too: rows whose certificate would reject too little even then are
+// not worth witnesses. Without anchors, witnesses come first.
+void CudaGroup::seed() {
+  if (!is_dosa()) return;
+  const ScopedLap timed = lap(&Stats::seconds_seed);
+  launch([&] { return cudaMemsetAsync(arrays_.lost, 0, static_cast<std::size_t>(rows_), run_.stream); });
+  if (run_.plan.options.seeds == SeedPolicy::nearest_spread) {
+    launch([&] { return cudaMemsetAsync(arrays_.budget, 1, static_cast<std::size_t>(rows_), run_.stream); });
+    take_witnesses();
+    choose_budgets();
+  } else {
+    score_anchors();
+    choose_budgets();
+    take_witnesses();
+  }
+}
+
+// tau of an anchor is its last winner's score, below its K-th: about what witnesses will prove for its neighbours.
+void CudaGroup::score_anchors() {
+  const Rows anchors{.first = first_anchor(rows_), .step = kAnchorStep};
+  const std::int64_t count = anchor_count(rows_);
+  const int most = anchor_winners(topk_);
+  for (std::int64_t at = 0; at < count; at += run_.plan.full_queries) {
+    Rows pass = anchors;
+    pass.first += at * kAnchorStep;
+    score_pass(pass, std::min<std::int64_t>(run_.plan.full_queries, count - at), most, arrays_.anchor_kept, arrays_.anchor_size);
+  }
+  launch([&] {
+    return launch_winners({.lists = count,
+                           .kept = arrays_.anchor_kept,
+                           .ids = nullptr,
+                           .stride = most,
+                           .count = arrays_.anchor_size,
+                           .length = most,
+                           .nk = run_.in.nk,
+                           .sorted = arrays_.winners,
+                           .sorted_stride = most,
+                           .sorted_count = arrays_.winner_count},
+                          run_.stream);
+  });
+  launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // NaN: none
+  launch([&] {
+    return launch_tau({count, most, arrays_.anchor_kept, arrays_.anchor_size, arrays_.tau, anchors}, run_.stream);
+  });
+}
+
+CertifyInputs CudaGroup::certify_inputs() const {
+  return {.in = run_.in,
+          .first_row = first_row_,
+          .rows = rows_,
+          .rho = arrays_.rho,
+          .inv_alpha = arrays_.inv_alpha,
+          .tau = arrays_.tau,
+          .base = run_.plan.options.certificate.form == Form::base,
+          .allowances = 1};
+}
+
+void CudaGroup::choose_budgets() {
+  const Options& options = run_.plan.options;
+  if (options.certificate.row_budget != 0) {
+    launch([&] {
+      return cudaMemsetAsync(arrays_.budget, options.certificate.row_budget, static_cast<std::size_t>(rows_), run_.stream);
+    });
+    return;
+  }
+  launch([&] {
+    return launch_predict({certify_inputs(), first_anchor(rows_), kAnchorStep, arrays_.predicted, arrays_.sampled}, run_.stream);
+  });
+  const int heads = run_.in.heads;
+  const double dense = score_price(heads);
+  const double witnesses = static_cast<double>(seed_stride(topk_)) * survivor_price(heads);
+  const double keys = static_cast<double>(std::max<std::int64_t>(run_.in.nk, 1));
+  launch([&] {
+    return launch_choose({.rows = rows_,
+                          .group_rows = kGroupRows,
+                          .stride = kAnchorStep,
+                          .survivors = arrays_.predicted,
+                          .sampled = arrays_.sampled,
+                          .row_price = kBoundRowPrice / dense,
+                          .survivor_price = survivor_price(heads) / dense,
+                          .fixed_price = (witnesses + certificate_price(heads)) / keys / dense,
+                          .too_loose = run_.screens_always ? std::numeric_limits<double>::infinity()
+                                                                : 1 + kSelectPrice / dense,
+                          .budget = arrays_.budget},
+                         run_.stream);
+  });
+}
+
+void CudaGroup::take_witnesses() {
+  const bool chain = run_.plan.options.seeds != SeedPolicy::nearest_spread;
+  launch([&] {
+    return launch_seed({.in = run_.in,
+                        .first_row = first_row_,
+                        .rows = rows_,
+                        .topk = topk_,
+                        .winners = chain ? arrays_.winners : nullptr,
+                        .winners_stride = anchor_winners(topk_),
+                        .winners_count = arrays_.winner_count,
+                        .rows_per_list = kAnchorStep,
+                        .ids = arrays_.ids,
+                        .ids_stride = seed_stride(topk_),
+                        .offset = arrays_.offset,
+                        .count = arrays_.seed_count,
+                        .budget = arrays_.budget,
+                        .min_context = run_.plan.options.min_context},
+                       run_.stream);
+  });
+  launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // keep all
+  launch([&] {
+    return launch_refine({run_.in, first_row_, rows_, arrays_.ids, arrays_.offset, arrays_.seed_count, arrays_.tau, arrays_.records,
+                          arrays_.offset, arrays_.record_count},
+                         run_.multiprocessors, run_.stream);
+  });
+  launch([&] {
+    return launch_select_records({.rows = rows_,
+                                  .records = arrays_.records,
+                                  .record_offset = arrays_.offset,
+                                  .record_count = arrays_.record_count,
+                                  .topk = topk_,
+                                  .kept = arrays_.kept,
+                                  .kept_count = arrays_.kept_count},
+                                 run_.multiprocessors, run_.stream);
+  });
+  launch([&] { return launch_tau({rows_, topk_, arrays_.kept, arrays_.kept_count, arrays_.tau}, run_.stream); });
+}
+
+void CudaGroup::certify() {
+  if (!is_dosa()) return;
+  const ScopedLap timed = lap(&Stats::seconds_certify);
+  launch([&] {
+    return launch_certify({.inputs = certify_inputs(),
+                           .budget = arrays_.budget,
+                           .bound_rows = arrays_.bound_rows,
+                           .bound_stride = kWidestBudget * kDim,
+                           .weight = arrays_.weight,
+                           .weight_stride = kWidestBudget,
+                           .c = arrays_.c,
+                           .sigma = arrays_.sigma,
+                           .tau = arrays_.lowered,
+                           .screened = arrays_.screened},
+                          run_.stream);
+  });
+  launch([&] { return launch_lists({rows_, arrays_.screened, nullptr, arrays_.list, arrays_.list_size}, run_.stream); });
+}
+
+bool CudaGroup::next_slice() {
+  if (!is_dosa() || slice_end_ >= run_.in.nk) return false;
+  slice_begin_ = slice_end_;
+  slice_end_ = std::min(run_.in.nk, slice_begin_ + run_.plan.slice_keys);
+  return true;
+}
+
+void CudaGroup::screen() {
+  const ScopedLap timed = lap(&Stats::seconds_screen);
+  const std::int64_t stride = mask_words(run_.plan.slice_keys);
+  for (int i = 0; i < kBudgetCount; ++i) {
+    launch([&] {
+      return launch_screen({.k = run_.in.k,
+                            .nk = run_.in.nk,
+                            .rho = arrays_.rho,
+                            .inv_alpha = arrays_.inv_alpha,
+                            .exempt = arrays_.exempt + mask_words(slice_begin_),
+                            .ks = run_.in.ks,
+                            .ke = run_.in.ke,
+                            .first_row = first_row_,
+                            .key_begin = slice_begin_,
+                            .key_end = slice_end_,
+                            .budget = budget_at(i),
+                            .list = arrays_.list + i * rows_,
+                            .list_size = arrays_.list_size + i,
+                            .list_capacity = rows_,
+                            .bound_rows = arrays_.bound_rows,
+                            .bound_stride = kWidestBudget * kDim,
+                            .weight = arrays_.weight,
+                            .weight_stride = kWidestBudget,
+                            .c = arrays_.c,
+                            .sigma = arrays_.sigma,
+                            .tau = arrays_.lowered,
+                            .mask = arrays_.mask,
+                            .mask_stride = stride},
+                           run_.multiprocessors, run_.stream);
+    });
+  }
+  launch([&] {
+    return launch_compact({.ks = run_.in.ks,
+                           .ke = run_.in.ke,
+                           .first_row = first_row_,
+                           .rows = rows_,
+                           .key_begin = slice_begin_,
+                           .key_end = slice_end_,
+                           .mask = arrays_.mask,
+                           .mask_stride = stride,
+                           .screened = arrays_.screened,
+                           .capacity = run_.plan.list_capacity,
+                           .ids = arrays_.ids,
+                           .offset = arrays_.offset,
+                           .count = arrays_.count,
+                           .lost = arrays_.lost,
+                           .survivors = &arrays_.counters->survivors},
+                          run_.stream);
+  });
+}
+
+// Survivors' records alone are kept: witnesses come again among them, because a bound is never below its score. So once
+// there are K of them, the K-th can only raise tau.
+void CudaGroup::refine() {
+  const ScopedLap timed = lap(&Stats::seconds_refine);
+  launch([&] {
+    return launch_refine({run_.in, first_row_, rows_, arrays_.ids, arrays_.offset, arrays_.count, arrays_.tau, arrays_.records,
+                          arrays_.offset, arrays_.record_count},
+                         run_.multiprocessors, run_.stream);
+  });
+  launch([&] {
+    return launch_select_records({.rows = rows_,
+                                  .records = arrays_.records,
+                                  .record_offset = arrays_.offset,
+                                  .record_count = arrays_.record_count,
+                                  .topk = topk_,
+                                  .kept = arrays_.kept,
+                                  .kept_count = arrays_.kept_count,
+                                  .first_slice = slice_begin_ == 0},
+                                 run_.multiprocessors, run_.stream);
+  });
+  if (slice_end_ >= run_.in.nk) return;
+  launch([&] {
+    return launch_tau({.rows = rows_,
+                       .topk = topk_,
+                       .kept = arrays_.kept,
+                       .kept_count = arrays_.kept_count,
+                       .tau = arrays_.tau,
+                       .raise = true,
+                       .lowered = arrays_.lowered},
+                      run_.stream);
+  });
+}
+
+// Scores of all keys, stored, and the `keep` best of them.
+void CudaGroup::score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count) {
+  const std::int64_t stride = run_.plan.full_keys;
+  // At least one slice, so that kept counts are set where there are no keys.
+  for (std::int64_t key = 0; key == 0 || key < run_.in.nk; key += stride) {
+    const std::int64_t key_end = std::min(run_.in.nk, key + stride);
+    const ScoreArgs score{run_.in, first_row_, rows, key, key_end, arrays_.scores, stride, pass};
+    launch([&] { return launch_score(score, run_.multiprocessors, run_.stream); });
+    const SelectScoresArgs select{run_.in, first_row_, rows,     key,  key_end,    arrays_.scores,
+                                  stride,  keep,       key == 0, kept, kept_count, pass};
+    launch([&] { return launch_select_scores(select, run_.multiprocessors, run_.stream); });
+  }
+}
+
+// How many rows there are is known on the device only; passes beyond them end at once.
+void CudaGroup::score_in_full() {
+  const ScopedLap timed = lap(&Stats::seconds_score);
+  Rows rows;
+  if (is_dosa()) {
+    launch([&] { return launch_lists({rows_, arrays_.screened, arrays_.lost, arrays_.list, arrays_.list_size}, run_.stream); });
+    rows.list = arrays_.list + kBudgetCount * rows_;
+    rows.list_size = arrays_.list_size + kBudgetCount;
+  }
+  for (rows.first = 0; rows.first < rows_; rows.first += run_.plan.full_queries) {
+    score_pass(rows, std::min<std::int64_t>(run_.plan.full_queries, rows_ - rows.first), topk_, arrays_.kept, arrays_.kept_count);
+  }
+}
+
+void CudaGroup::select() {
+  const ScopedLap timed = lap(&Stats::seconds_select);
+  const Selection& out = run_.out;
+  launch([&] {
+    return launch_write({.in = run_.in,
+                         .first_row = first_row_,
+                         .rows = rows_,
+                         .topk = topk_,
+                         .ascending = run_.plan.options.order == Order::ascending,
+                         .relative = run_.plan.options.index_space == IndexSpace::relative,
+                         .kept = arrays_.kept,
+                         .kept_count = arrays_.kept_count,
+                         .ids = data_of<std::int32_t>(out.ids),
+                         .ids_stride = out.ids.stride[0],
+                         .scores = out.scores.present() ? data_of<float>(out.scores) : nullptr,
+                         .scores_stride = out.scores.present() ? out.scores.stride[0] : 0},
+                        run_.stream);
+  });
+  launch([&] {
+    return launch_count({.in = run_.in,
+                         .first_row = first_row_,
+                         .rows = rows_,
+                         .topk = topk_,
+                         .min_context = run_.plan.options.min_context,
+                         .budget = is_dosa() ? arrays_.budget : nullptr,
+                         .screened = arrays_.screened,
+                         .lost = arrays_.lost,
+                         .seed_count = arrays_.seed_count,
+                         .counters = arrays_.counters},
+                        run_.stream);
+  });
+}
+
+}  // namespace dosa::cuda

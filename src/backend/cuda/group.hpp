@@ -1,0 +1,57 @@
+// One slice of queries on its way through the stages on the device. Everything is enqueued; nothing waits.
+#pragma once
+
+#include "backend/backend.hpp"
+#include "backend/cuda/stage_clock.hpp"
+#include "backend/cuda/workspace.hpp"
+
+namespace dosa::cuda {
+
+/// What a run works on.
+struct Run {
+  const Plan& plan;
+  Inputs in;
+  Arrays arrays;
+  Selection out;
+  bool screens_always;  // method dosa by name: a loose certificate is no reason not to screen
+  int multiprocessors;
+  cudaStream_t stream;
+  StageClock* clock;  // null: stages are not timed
+};
+
+class CudaGroup final : public QueryGroup {
+ public:
+  CudaGroup(const Run& run, std::int64_t first_row);
+
+  void seed() override;
+  void certify() override;
+  bool next_slice() override;
+  void screen() override;
+  void refine() override;
+  void score_in_full() override;
+  void select() override;
+
+  /// The first launch that failed; what follows it was not launched.
+  [[nodiscard]] cudaError_t error() const { return error_; }
+
+ private:
+  [[nodiscard]] ScopedLap lap(double Stats::* seconds) const { return {run_.clock, seconds, run_.stream}; }
+  [[nodiscard]] bool is_dosa() const { return run_.plan.options.method == Method::dosa; }
+  [[nodiscard]] CertifyInputs certify_inputs() const;
+  template <class Launch>
+  void launch(const Launch& launch_stage);
+  void score_anchors();
+  void choose_budgets();
+  void take_witnesses();
+  void score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count);
+
+  const Run& run_;
+  const Arrays& arrays_;
+  std::int64_t first_row_;
+  std::int64_t rows_;
+  int topk_;
+  std::int64_t slice_begin_ = 0, slice_end_ = 0;
+  cudaError_t error_ = cudaSuccess;
+};
+
+}  // namespace dosa::cuda

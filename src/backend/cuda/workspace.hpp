@@ -1,0 +1,123 @@
+// What lies where in a run's workspace: one definition for plan (sizes) and run (addresses).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cuda/prepare.hpp"
+#include "base/carve.hpp"
+#include "dosa/indexer.hpp"
+#include "seed/seed.hpp"
+
+namespace dosa::cuda {
+
+/// Every so many rows, one is scored in full first: its winners are the witnesses of its neighbours. Closer anchors give a
+/// higher tau and cost 1 / step of dense; at a million keys 64 was the best of 32, 64 and 128.
+inline constexpr std::int64_t kAnchorStep = 64;
+
+/// Best records of an anchor that are kept.
+constexpr int anchor_winners(int topk) { return topk + topk / 2; }
+
+/// Anchors of a slice: rows first, first + kAnchorStep, ... The last block of rows may be short.
+constexpr std::int64_t first_anchor(std::int64_t rows) { return std::min(kAnchorStep / 2, (rows - 1) % kAnchorStep); }
+constexpr std::int64_t anchor_count(std::int64_t rows) {
+  return (rows - first_anchor(rows) + kAnchorStep - 1) / kAnchorStep;
+}
+
+constexpr std::int64_t seed_stride(int topk) { return max_witnesses(topk, anchor_winners(topk)); }
+
+constexpr int kWidestBudget = budget_at(kBudgetCount - 1);
+
+/// Arrays of a run. Rows are those of a slice.
+struct Arrays {
+  Counters* counters;
+  Record* kept;              // [rows][topk]
+  std::int32_t* kept_count;  // [rows]
+  float* scores;             // [full_queries][full_keys]; shares its place with what screening lists
+
+  // dosa alone
+  float* rho;             // [nk]
+  float* inv_alpha;       // [nk]
+  std::uint32_t* exempt;  // [mask_words(nk)]
+
+  Record* anchor_kept;        // [anchors][winners]
+  std::int32_t* anchor_size;  // [anchors]
+  std::int32_t* winners;      // [anchors][winners]
+  std::int32_t* winner_count;  // [anchors]
+  std::int32_t* predicted;    // [anchors][kBudgetCount]
+  std::int32_t* sampled;      // [anchors]
+
+  float* tau;                // [rows]
+  std::uint8_t* budget;      // [rows]
+  std::uint8_t* screened;    // [rows]
+  std::uint8_t* lost;        // [rows]
+  std::uint8_t* bound_rows;  // [rows][kWidestBudget][128]
+  std::uint16_t* weight;     // [rows][kWidestBudget]
+  float* c;                  // [rows]
+  float* sigma;              // [rows][2]
+  float* lowered;            // [rows] the screen's tau
+  std::int32_t* list;        // [kBudgetCount + 1][rows]
+  std::int32_t* list_size;   // [kBudgetCount + 1]
+  std::int32_t* seed_count;  // [rows]
+  std::int64_t* offset;      // [rows] of lists and of records
+  std::int32_t* count;       // [rows]
+  std::int32_t* record_count;  // [rows]
+
+  std::int32_t* ids;    // witnesses [rows][seed_stride], later survivors [list_capacity]
+  Record* records;      // as ids
+  std::uint32_t* mask;  // [rows][mask_words(slice_keys)]
+
+  std::size_t bytes;
+
+  Arrays(const Plan& plan, void* base) : Arrays() {
+    Carver carver(base);
+    const std::int64_t rows = plan.tile_queries;
+    counters = carver.take<Counters>(1);
+    kept = carver.take<Record>(rows * plan.shape.topk);
+    kept_count = carver.take<std::int32_t>(rows);
+    if (plan.options.method == Method::dosa) take_certificates(carver, plan);
+    // Screening is over before rows are scored in full, and anchors are before it begins.
+    Carver lists = carver;
+    if (plan.options.method == Method::dosa) {
+      mask = lists.take<std::uint32_t>(rows * mask_words(plan.slice_keys));
+      ids = lists.take<std::int32_t>(plan.list_capacity);
+      records = lists.take<Record>(plan.list_capacity);
+    }
+    scores = carver.take<float>(std::int64_t{plan.full_queries} * plan.full_keys);
+    bytes = std::max(carver.used(), lists.used());
+  }
+
+ private:
+  Arrays() = default;
+
+  void take_certificates(Carver& carver, const Plan& plan) {
+    const std::int64_t rows = plan.tile_queries, nk = plan.shape.nk;
+    const std::int64_t anchors = rows / kAnchorStep + 1, most = anchor_winners(plan.shape.topk);
+    rho = carver.take<float>(nk);
+    inv_alpha = carver.take<float>(nk);
+    exempt = carver.take<std::uint32_t>(mask_words(nk));
+    anchor_kept = carver.take<Record>(anchors * most);
+    anchor_size = carver.take<std::int32_t>(anchors);
+    winners = carver.take<std::int32_t>(anchors * most);
+    winner_count = carver.take<std::int32_t>(anchors);
+    predicted = carver.take<std::int32_t>(anchors * kBudgetCount);
+    sampled = carver.take<std::int32_t>(anchors);
+    tau = carver.take<float>(rows);
+    budget = carver.take<std::uint8_t>(rows);
+    screened = carver.take<std::uint8_t>(rows);
+    lost = carver.take<std::uint8_t>(rows);
+    bound_rows = carver.take<std::uint8_t>(rows * kWidestBudget * kDim);
+    weight = carver.take<std::uint16_t>(rows * kWidestBudget);
+    c = carver.take<float>(rows);
+    sigma = carver.take<float>(2 * rows);
+    lowered = carver.take<float>(rows);
+    list = carver.take<std::int32_t>((kBudgetCount + 1) * rows);
+    list_size = carver.take<std::int32_t>(kBudgetCount + 1);
+    seed_count = carver.take<std::int32_t>(rows);
+    offset = carver.take<std::int64_t>(rows);
+    count = carver.take<std::int32_t>(rows);
+    record_count = carver.take<std::int32_t>(rows);
+  }
+};
+
+}  // namespace dosa::cuda
