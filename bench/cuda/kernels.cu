@@ -101,20 +101,20 @@ __global__ void make_lists(std::int32_t* ids, std::int64_t* offset, std::int32_t
   }
 }
 
-/// Records whose score differs from the dense one, and listed keys that should be records.
+/// Records whose score differs from the dense one, and listed keys that should be records. Lists are of groups of rows.
 __global__ void compare_records(RefineArgs args, const float* scores, std::int64_t stride, unsigned long long* out) {
-  const std::int64_t row = blockIdx.x;
-  const std::int64_t first = args.offset[row];
+  const std::int64_t row = blockIdx.x, group = row / group_rows(args.in.heads);
   unsigned long long different = 0;
   unsigned long long expected = 0;
   for (int i = static_cast<int>(threadIdx.x); i < args.record_count[row]; i += static_cast<int>(blockDim.x)) {
-    const Record record = args.records[first + i];
+    const Record record = args.records[row * args.record_stride + i];
     const float score = scores[row * stride + (static_cast<std::uint32_t>(record) >> 1)];
     const std::uint32_t bits = __float_as_uint(score + 0.0F);
     different += static_cast<std::uint32_t>(record >> 32) != ((bits & 0x80000000U) != 0 ? bits : 0x7FFFFFFFU - bits) ? 1 : 0;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < args.count[row]; i += static_cast<int>(blockDim.x)) {
-    expected += !(scores[row * stride + args.ids[first + i]] < args.tau[row]) ? 1 : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < args.count[group]; i += static_cast<int>(blockDim.x)) {
+    const int id = args.ids[args.offset[group] + i];
+    expected += id < args.in.ke[row] && !(scores[row * stride + id] < args.tau[row]) ? 1 : 0;
   }
   atomicAdd(&out[0], different);
   atomicAdd(&out[1], expected);
@@ -122,21 +122,23 @@ __global__ void compare_records(RefineArgs args, const float* scores, std::int64
 }
 
 void bench_refine(int heads, std::int64_t nq, std::int64_t nk) {
-  constexpr int kEvery = 33;  // 3 % survive
+  constexpr int kEvery = 33;  // 3 % are listed
   const Inputs in = make_inputs(heads, nq, nk);
   auto* scores = allocate<float>(nq * nk);
   check(launch_score({.in = in, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .scores = scores, .score_stride = nk},
                      multiprocessors, nullptr),
         "score");
   const int room = static_cast<int>(nk / kEvery) + 1;
-  auto* ids = allocate<std::int32_t>(nq * room);
-  auto* offset = allocate<std::int64_t>(nq);
-  auto* count = allocate<std::int32_t>(nq);
+  const std::int64_t groups = (nq + group_rows(heads) - 1) / group_rows(heads);
+  auto* ids = allocate<std::int32_t>(groups * room);
+  auto* offset = allocate<std::int64_t>(groups);
+  auto* count = allocate<std::int32_t>(groups);
   auto* records = allocate<Record>(nq * room);
   auto* record_count = allocate<std::int32_t>(nq);
+  auto* lost = allocate<std::uint8_t>(nq);
   auto* tau = allocate<float>(nq);
   auto* out = allocate<unsigned long long>(3);
-  make_lists<<<static_cast<unsigned>(nq), 256>>>(ids, offset, count, in.ke, kEvery, room);
+  make_lists<<<static_cast<unsigned>(groups), 256>>>(ids, offset, count, in.ke, kEvery, room);
   std::vector<float> threshold(nq);  // about a tenth is not below
   for (std::int64_t row = 0; row < nq; ++row) {
     auto sample = download(scores + row * nk, 1000);
@@ -144,19 +146,20 @@ void bench_refine(int heads, std::int64_t nq, std::int64_t nk) {
     threshold[row] = sample[900];
   }
   cudaMemcpy(tau, threshold.data(), nq * sizeof(float), cudaMemcpyHostToDevice);
-  const RefineArgs args{.in = in, .first_row = 0, .rows = nq, .ids = ids, .offset = offset, .count = count, .tau = tau,
-                        .records = records, .record_offset = offset, .record_count = record_count};
+  const RefineArgs args{.in = in, .first_row = 0, .rows = nq, .ids = ids, .offset = offset, .count = count, .screened = nullptr,
+                        .tau = tau, .records = records, .record_stride = room, .record_count = record_count, .lost = lost};
   const Times t = timed([&] { check(launch_refine(args, multiprocessors, nullptr), "refine"); });
 
   cudaMemset(out, 0, 3 * sizeof(unsigned long long));
   compare_records<<<static_cast<unsigned>(nq), 256>>>(args, scores, nk, out);
   const auto counts = download(out, 3);
-  double survivors = 0;
-  for (const std::int32_t n : download(count, nq)) survivors += n;
-  print("refine", heads, nq, nk, t, t.median * 1e9 / survivors, "ps_per_survivor", static_cast<long long>(counts[1]),
+  double pairs = 0;
+  for (const std::int32_t n : download(count, groups)) pairs += n * group_rows(heads);
+  print("refine", heads, nq, nk, t, t.median * 1e9 / pairs, "ps_per_pair", static_cast<long long>(counts[1]),
         static_cast<long long>(counts[0] + (counts[1] > counts[2] ? counts[1] - counts[2] : counts[2] - counts[1])));
   for (void* p : {static_cast<void*>(scores), static_cast<void*>(ids), static_cast<void*>(offset), static_cast<void*>(count),
-                  static_cast<void*>(records), static_cast<void*>(record_count), static_cast<void*>(tau), static_cast<void*>(out)}) {
+                  static_cast<void*>(records), static_cast<void*>(record_count), static_cast<void*>(lost), static_cast<void*>(tau),
+                  static_cast<void*>(out)}) {
     cudaFree(p);
   }
   free_inputs(in);
@@ -252,8 +255,8 @@ void bench_screen(std::int64_t nq, std::int64_t nk) {
     print("screen", budget, nq, nk, t, causal_pairs(nq, nk) * budget * 2 * kDim / t.median * 1e-12, "pflops", kSamples, different);
 
     const CompactArgs lists{.ks = in.ks, .ke = in.ke, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .mask = mask,
-                            .mask_stride = mask_words(nk), .screened = nullptr, .capacity = capacity, .ids = ids, .offset = offset,
-                            .count = count, .lost = lost_rows, .survivors = nullptr};
+                            .mask_stride = mask_words(nk), .screened = nullptr, .group = 1, .capacity = capacity, .ids = ids, .offset = offset,
+                            .count = count, .lost = lost_rows, .survivors = nullptr, .listed = nullptr};
     const Times tc = timed([&] { check(launch_compact(lists, nullptr), "compact"); });
     double survivors = 0;
     for (const std::int32_t n : download(count, nq)) survivors += n;

@@ -121,7 +121,7 @@ int main() {
   in.nq = nq;
   in.nk = nk;
   const float seed_ms = median_ms([&] {
-    CHECK(launch_seed({in, 0, nq, topk, sorted, 2 * topk, sorted_count, per_list, ids, ids_stride, offset, count},
+    CHECK(launch_seed({in, 0, nq, 4, topk, sorted, 2 * topk, sorted_count, per_list, ids, ids_stride, offset, count},
                       nullptr));
   });
   auto* kept = allocate<Record>(nq * topk);

@@ -153,20 +153,15 @@ int main(int argc, char** argv) {
 
   // Records: a screened prefill, 16 K rows with so many survivors each.
   Record* records = nullptr;
-  std::int64_t* offset = nullptr;
-  CHECK(cudaMalloc(&offset, 16 * k * sizeof(std::int64_t)));
   for (const std::int64_t each : {4 * k, 16 * k, 32 * k}) {
     const std::int64_t rows = 16 * k;
     CHECK(cudaMalloc(&records, rows * each * sizeof(Record)));
     fill<<<multiprocessors * 8, 512>>>(scores, rows, each, Values::bell);
     to_records<<<multiprocessors * 8, 512>>>(scores, records, rows * each, each);
-    std::vector<std::int64_t> offsets(rows);
     const std::vector<std::int32_t> counts(rows, static_cast<std::int32_t>(each));
-    for (std::int64_t r = 0; r < rows; ++r) offsets[r] = r * each;
-    CHECK(cudaMemcpy(offset, offsets.data(), rows * sizeof(std::int64_t), cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(ids, counts.data(), rows * sizeof(std::int32_t), cudaMemcpyHostToDevice));
     const float select = median_ms(5, [&](int) {
-      CHECK(launch_select_records({rows, records, offset, ids, 2048, kept, count}, multiprocessors, nullptr));
+      CHECK(launch_select_records({rows, records, each, ids, 2048, kept, count}, multiprocessors, nullptr));
     });
     std::printf("records %6lld %8lld %8s %5d %10.4f %8.3f\n", static_cast<long long>(rows),
                 static_cast<long long>(each), "-", 2048, select, static_cast<double>(rows * each) * 8e-9 / select);

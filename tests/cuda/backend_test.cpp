@@ -52,8 +52,11 @@ TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
       const auto plan = indexer->plan(shape);
       ASSERT_TRUE(plan.has_value()) << plan.error().message;
       EXPECT_LE(static_cast<std::int64_t>(plan->workspace_bytes), options.memory_budget);
-      if (mebibytes < 4096) EXPECT_LT(plan->full_keys * plan->full_queries, shape.nk * shape.nq);
-      if (mebibytes == 4096) EXPECT_EQ(plan->tile_queries, shape.nq);
+      if (mebibytes < 4096) {
+        EXPECT_LT(plan->full_keys * plan->full_queries, shape.nk * shape.nq);
+      } else {
+        EXPECT_EQ(plan->tile_queries, shape.nq);
+      }
     }
   }
 }

@@ -177,7 +177,7 @@ TEST_F(CudaPrepare, WitnessesAreTheHosts) {
     in.nq = nq;
     in.nk = nk;
     ASSERT_CUDA(
-        cuda::launch_seed({in, 0, nq, topk, with_winners ? device_sorted.data() : nullptr, stride, device_count.data(),
+        cuda::launch_seed({in, 0, nq, 1, topk, with_winners ? device_sorted.data() : nullptr, stride, device_count.data(),
                            rows_per_list, ids.data(), ids_stride, offset.data(), count.data()},
                           nullptr));
     const Ids got = ids.download(), got_count = count.download();

@@ -1,3 +1,4 @@
+#include <set>
 // launch_screen against its definition, evaluated in f64 over the emulator's dots; and launch_compact against the mask.
 #include <bit>
 #include <numeric>
@@ -278,7 +279,7 @@ TEST_F(CudaScreen, RejectsNothingThatReachesTau) {
 
 TEST_F(CudaScreen, CompactListsEveryBit) {
   std::mt19937 random(1);
-  for (const std::int64_t capacity : {std::int64_t{1} << 20, std::int64_t{3000}}) {
+  for (const auto& [capacity, group] : {std::pair<std::int64_t, int>{1 << 20, 1}, {3000, 1}, {1 << 20, 4}, {2500, 16}, {1 << 20, 16}}) {
     const std::int64_t first_row = 3;
     const std::int64_t rows = 1300;
     const std::int64_t key_begin = 2048;
@@ -311,14 +312,15 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
     const DeviceArray<std::int32_t> device_ks(ks);
     const DeviceArray<std::int32_t> device_ke(ke);
     const DeviceArray<std::uint8_t> device_screened(screened);
+    const std::int64_t groups = (rows + group - 1) / group;
     DeviceArray<std::int32_t> ids(static_cast<std::size_t>(capacity + 1));
-    DeviceArray<std::int64_t> offset(rows);
-    DeviceArray<std::int32_t> count(rows);
+    DeviceArray<std::int64_t> offset(groups);
+    DeviceArray<std::int32_t> count(groups);
     DeviceArray<std::uint8_t> lost(rows);
-    DeviceArray<std::uint64_t> survivors(1);
+    DeviceArray<std::uint64_t> pairs(2);
     ids.fill(0xAB);
     lost.fill(0);
-    survivors.fill(0);
+    pairs.fill(0);
     const cuda::CompactArgs args{.ks = device_ks.get(),
                                  .ke = device_ke.get(),
                                  .first_row = first_row,
@@ -328,12 +330,14 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
                                  .mask = device_mask.get(),
                                  .mask_stride = stride,
                                  .screened = device_screened.get(),
+                                 .group = group,
                                  .capacity = capacity,
                                  .ids = ids.get(),
                                  .offset = offset.get(),
                                  .count = count.get(),
                                  .lost = lost.get(),
-                                 .survivors = survivors.get()};
+                                 .survivors = pairs.get(),
+                                 .listed = pairs.get() + 1};
     ASSERT_EQ(cuda::launch_compact(args, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<std::int32_t> got = ids.download();
@@ -341,21 +345,30 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
     const std::vector<std::int32_t> got_count = count.download();
     const std::vector<std::uint8_t> got_lost = lost.download();
     std::int64_t at = 0;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const auto size = static_cast<std::int64_t>(expected[r].size());
+    std::uint64_t survivors = 0, listed = 0;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      std::set<std::int32_t> want;
+      std::uint64_t seeing = 0;
+      for (std::int64_t r = g * group; r < std::min(rows, (g + 1) * group); ++r) {
+        want.insert(expected[r].begin(), expected[r].end());
+        survivors += expected[r].size();
+        const std::int64_t query = first_row + r;
+        if (screened[r] != 0 && std::max<std::int64_t>(ks[query], key_begin) < std::min<std::int64_t>(ke[query], key_end)) ++seeing;
+      }
+      const auto size = static_cast<std::int64_t>(want.size());
+      listed += want.size() * seeing;
       const bool fits = at + size <= capacity;
-      ASSERT_EQ(got_lost[r], fits ? 0 : 1) << r;
-      ASSERT_EQ(got_count[r], fits ? size : 0) << r;
+      for (std::int64_t r = g * group; r < std::min(rows, (g + 1) * group); ++r) ASSERT_EQ(got_lost[r], fits ? 0 : 1) << r;
+      ASSERT_EQ(got_count[g], fits ? size : 0) << g;
       if (fits) {
-        ASSERT_EQ(got_offset[r], at);
-        std::vector<std::int32_t> row(got.begin() + at, got.begin() + at + size);
-        std::sort(row.begin(), row.end());
-        std::sort(expected[r].begin(), expected[r].end());
-        ASSERT_EQ(row, expected[r]) << r;
+        ASSERT_EQ(got_offset[g], at);
+        std::vector<std::int32_t> list(got.begin() + at, got.begin() + at + size);
+        std::sort(list.begin(), list.end());
+        ASSERT_TRUE(std::equal(list.begin(), list.end(), want.begin(), want.end())) << g;
       }
       at += size;
     }
-    ASSERT_EQ(survivors.download()[0], static_cast<std::uint64_t>(at));
+    ASSERT_EQ(pairs.download(), (std::vector<std::uint64_t>{survivors, listed}));
     ASSERT_EQ(got.back(), static_cast<std::int32_t>(0xABABABAB));
   }
 }

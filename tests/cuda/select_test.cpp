@@ -187,48 +187,54 @@ void expect_scores_selected(const Problem& p, const std::vector<Records>& want, 
 
 // The rows as records, in random order, with gaps between rows.
 void expect_records_selected(const Problem& p, const std::vector<Records>& want, int multiprocessors) {
-  Records all;
-  std::vector<std::int64_t> offset;
+  std::size_t stride = 1;
+  for (std::size_t r = 0; r < p.rows.size(); ++r) stride = std::max(stride, static_cast<std::size_t>(p.end(r) - p.begin(r)) + 2);
+  Records all(p.rows.size() * stride, 0);  // a record of zeros would win
   std::vector<std::int32_t> count;
   Random random(17);
   for (std::size_t r = 0; r < p.rows.size(); ++r) {
-    for (std::size_t gap = random() % 3; gap > 0; --gap) all.push_back(0);  // would win
-    offset.push_back(static_cast<std::int64_t>(all.size()));
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(r * stride);
+    auto to = begin;
     for (std::int64_t i = p.begin(r); i < p.end(r); ++i) {
-      all.push_back(make_record(p.rows[r][static_cast<std::size_t>(i)], static_cast<std::int32_t>(i)));
+      *to++ = make_record(p.rows[r][static_cast<std::size_t>(i)], static_cast<std::int32_t>(i));
     }
-    count.push_back(static_cast<std::int32_t>(static_cast<std::int64_t>(all.size()) - offset.back()));
-    if (r % 2 == 0) std::shuffle(all.end() - count.back(), all.end(), random);
+    count.push_back(static_cast<std::int32_t>(to - begin));
+    if (r % 2 == 0) std::shuffle(begin, to, random);
   }
   const GuardedArray<Record> records(all);
-  const GuardedArray<std::int64_t> offsets(offset);
   const GuardedArray<std::int32_t> counts(count);
   const Kept kept(p.nq(), p.topk);
-  const cuda::SelectRecordsArgs args{p.nq(), records.data(),      offsets.data(),   counts.data(),
+  const auto width = static_cast<std::int64_t>(stride);
+  const cuda::SelectRecordsArgs args{p.nq(), records.data(),      width,            counts.data(),
                                      p.topk, kept.records.data(), kept.count.data()};
   ASSERT_CUDA(cuda::launch_select_records(args, multiprocessors, nullptr));
   const std::string what =
       "records, K=" + std::to_string(p.topk) + " multiprocessors=" + std::to_string(multiprocessors);
   expect_kept(kept, p.topk, want, what);
 
-  // The same in two slices.
-  const Kept twice(p.nq(), p.topk);
-  std::vector<std::int64_t> second_offset = offset;
-  std::vector<std::int32_t> first_count = count, second_count = count;
+  // The same in two slices of ids; what was kept of the second slice is forgotten before it comes again.
+  const std::int64_t middle = p.nk() / 3;
+  Records slice[2] = {Records(all.size(), 0), Records(all.size(), 0)};
+  std::vector<std::int32_t> slice_count[2] = {std::vector<std::int32_t>(count.size()), std::vector<std::int32_t>(count.size())};
   for (std::size_t r = 0; r < count.size(); ++r) {
-    first_count[r] = count[r] / 3;
-    second_count[r] = count[r] - first_count[r];
-    second_offset[r] += first_count[r];
+    for (std::int32_t i = 0; i < count[r]; ++i) {
+      const Record record = all[r * stride + static_cast<std::size_t>(i)];
+      const int which = id_of(record) < middle ? 0 : 1;
+      slice[which][r * stride + static_cast<std::size_t>(slice_count[which][r]++)] = record;
+    }
   }
-  const GuardedArray<std::int64_t> second_offsets(second_offset);
-  const GuardedArray<std::int32_t> first_counts(first_count), second_counts(second_count);
-  ASSERT_CUDA(cuda::launch_select_records(
-      {p.nq(), records.data(), offsets.data(), first_counts.data(), p.topk, twice.records.data(), twice.count.data()},
-      multiprocessors, nullptr));
-  ASSERT_CUDA(cuda::launch_select_records({p.nq(), records.data(), second_offsets.data(), second_counts.data(), p.topk,
-                                           twice.records.data(), twice.count.data(), false},
-                                          multiprocessors, nullptr));
-  expect_kept(twice, p.topk, want, what + " in two slices");
+  for (const bool again : {false, true}) {
+    const Kept twice(p.nq(), p.topk);
+    const GuardedArray<Record> first(again ? all : slice[0]), second(slice[1]);
+    const GuardedArray<std::int32_t> first_counts(again ? count : slice_count[0]), second_counts(slice_count[1]);
+    ASSERT_CUDA(cuda::launch_select_records(
+        {p.nq(), first.data(), width, first_counts.data(), p.topk, twice.records.data(), twice.count.data()}, multiprocessors,
+        nullptr));
+    ASSERT_CUDA(cuda::launch_select_records({p.nq(), second.data(), width, second_counts.data(), p.topk, twice.records.data(),
+                                             twice.count.data(), false, middle, p.nk()},
+                                            multiprocessors, nullptr));
+    expect_kept(twice, p.topk, want, what + (again ? " again" : " in two slices"));
+  }
 }
 
 // All paths: one CTA of 512 threads a row, clusters, slices, unaligned rows, records.

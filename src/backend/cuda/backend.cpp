@@ -19,7 +19,8 @@ constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query t
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
 constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`: anchors would cost too much
-constexpr std::int64_t kSurvivorShare = 8;       // lists have room for one pair in so many
+constexpr std::int64_t kMostSlices = 8;          // of keys, unless memory is short,
+constexpr std::int64_t kSlicePairs = std::int64_t{1} << 30;  // each with so many query-key pairs at least
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value / multiple * multiple; }
@@ -68,7 +69,7 @@ bool CudaBackend::fits(Plan& plan) const {
   const bool lists = plan.options.method == Method::dosa;
   plan.full_queries = 0;
   plan.full_keys = plan.slice_keys = plan.list_capacity = 0;
-  const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) - 4 * std::int64_t{Carver::alignment};
+  const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes_beside_lists) - std::int64_t{Carver::alignment};
   const std::int64_t fewest_keys = std::min(kFewestKeys, all_keys);
   if (room < kRowAlign * fewest_keys * std::int64_t{sizeof(float)}) return false;
 
@@ -78,19 +79,18 @@ bool CudaBackend::fits(Plan& plan) const {
   plan.full_queries = static_cast<std::int32_t>(std::clamp(round_down(pairs / all_keys, kRowAlign), some_rows, rows));
   if (plan.full_queries * fewest_keys > pairs) plan.full_queries = static_cast<std::int32_t>(kRowAlign);
   plan.full_keys = std::clamp(round_down(pairs / plan.full_queries, kKeyAlign), fewest_keys, all_keys);
+  plan.slice_keys = plan.full_keys;
   if (!lists) return true;
 
-  // A mask's bit and its share of a list, for every pair of a slice; witnesses are listed in the same place.
-  constexpr std::int64_t kListed = sizeof(std::int32_t) + sizeof(Record);
-  constexpr std::int64_t kPairBits = 1 + 8 * kListed / kSurvivorShare;
-  const std::int64_t most = round_down(room * 8 / kPairBits / rows, kKeyAlign);
-  const std::int64_t witnesses = rows * seed_stride(plan.shape.topk);
-  if (most < fewest_keys || witnesses * kListed > room) return false;
-  const std::int64_t slices = most >= all_keys ? 1 : (all_keys + most - 1) / most;
-  plan.slice_keys = round_up((all_keys + slices - 1) / slices, kKeyAlign);
-  const std::int64_t mask_bytes = rows * mask_words(plan.slice_keys) * std::int64_t{sizeof(std::uint32_t)};
-  plan.list_capacity = std::max(witnesses, rows * plan.slice_keys / kSurvivorShare);
-  return mask_bytes + plan.list_capacity * kListed <= room;
+  // As many keys as lists, records and masks have room for. More slices let tau rise between them, fewer launch less.
+  const std::int64_t groups = (rows + group_rows(plan.shape.heads) - 1) / group_rows(plan.shape.heads);
+  const std::int64_t slices = std::clamp<std::int64_t>(rows * all_keys / kSlicePairs, 1, kMostSlices);
+  const std::int64_t wanted = std::max(fewest_keys, round_up((all_keys + slices - 1) / slices, kKeyAlign));
+  for (plan.slice_keys = wanted;; plan.slice_keys = std::max(fewest_keys, round_up(plan.slice_keys / 2, kKeyAlign))) {
+    plan.list_capacity = groups * std::max(seed_stride(plan.shape.topk), plan.slice_keys / kListShare);
+    if (static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) <= options_.memory_budget) return true;
+    if (plan.slice_keys == fewest_keys) return false;
+  }
 }
 
 Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
@@ -210,7 +210,8 @@ Result<Stats> CudaBackend::counters(const Plan& plan, Workspace workspace) const
   stats.visible = whole(counted.visible);
   stats.seeds = whole(counted.seeds);
   stats.screened = whole(counted.screened);
-  stats.survivors = stats.refined = whole(counted.survivors);
+  stats.survivors = whole(counted.survivors);
+  stats.refined = whole(counted.refined);
   stats.full = whole(counted.scored_in_full);
   stats.exempt = whole(counted.exempt);
   stats.bound_rows = whole(counted.bound_rows);

@@ -1,4 +1,4 @@
-// compact: the mask of survivors to lists of key ids. Count, sum up, write; every row by one CTA, so that lists are the same in
+// compact: the mask of survivors to lists of key ids. Count, sum up, write; every group of rows by one CTA, so that lists are the same in
 // every run.
 #include <algorithm>
 
@@ -10,6 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kScanThreads = 1024;
 constexpr int kStaged = 8192;  // ids
+constexpr int kMostRows = 16;  // of a group
 constexpr unsigned kFull = 0xFFFFFFFFU;
 
 /// The words of a row that may have bits: runs in which it sees something.
@@ -21,6 +22,7 @@ struct Words {
 
 __device__ Words words_of(const CompactArgs& args, std::int64_t row) {
   constexpr int kFours = kMaskRunWords / 4;
+  if (row >= args.rows) return {nullptr, 0, 0};
   const std::int64_t query = args.first_row + row;
   const std::int64_t begin = args.ks != nullptr ? max(std::int64_t{args.ks[query]}, args.key_begin) : args.key_begin;
   const std::int64_t end = args.ke != nullptr ? min(std::int64_t{args.ke[query]}, args.key_end) : args.key_end;
@@ -31,7 +33,47 @@ __device__ Words words_of(const CompactArgs& args, std::int64_t row) {
           static_cast<int>((end - args.key_begin + kMaskRun - 1) / kMaskRun) * kFours};
 }
 
+/// The words of a group's rows, in shared memory.
+struct GroupWords {
+  Words row[kMostRows];
+  int rows;
+  int begin;  // of all rows
+  int end;
+
+  /// All threads; ends with a barrier.
+  __device__ void find(const CompactArgs& args) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < args.group) row[thread] = words_of(args, std::int64_t{blockIdx.x} * args.group + thread);
+    __syncthreads();
+    if (thread == 0) {
+      rows = args.group;
+      begin = INT32_MAX;
+      end = 0;
+      for (int r = 0; r < rows; ++r) {
+        if (row[r].begin >= row[r].end) continue;
+        begin = min(begin, row[r].begin);
+        end = max(end, row[r].end);
+      }
+    }
+    __syncthreads();
+  }
+
+  /// Four words of all rows together; `bits` grows by those of each.
+  __device__ uint4 load(int i, int& bits) const;
+};
+
 __device__ int bits_of(uint4 words) { return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w); }
+
+__device__ uint4 GroupWords::load(int i, int& bits) const {
+  uint4 all{0, 0, 0, 0};
+  for (int r = 0; r < rows; ++r) {
+    if (i < row[r].begin || i >= row[r].end) continue;
+    const uint4 four = row[r].data[i];
+    bits += bits_of(four);
+    all = {all.x | four.x, all.y | four.y, all.z | four.z, all.w | four.w};
+  }
+  return all;
+}
 
 /// Sum of `value` over the threads before this one, and over all in `total`.
 template <class T, int kBlock>
@@ -60,47 +102,63 @@ __device__ T sum_before(T value, T& total) {
   return sum - value + (warp > 0 ? warps[warp - 1] : T{0});
 }
 
+__device__ void raise(std::uint64_t* counter, std::int64_t by) {
+  if (counter != nullptr && by != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(by));
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) count_kernel(const CompactArgs args) {
-  const std::int64_t row = blockIdx.x;
-  const Words words = words_of(args, row);
+  __shared__ GroupWords words;
+  words.find(args);
   int count = 0;
-#pragma unroll 4
-  for (int i = words.begin + static_cast<int>(threadIdx.x); i < words.end; i += kThreads) count += bits_of(words.data[i]);
+  int bits = 0;
+#pragma unroll 2
+  for (int i = words.begin + static_cast<int>(threadIdx.x); i < words.end; i += kThreads) count += bits_of(words.load(i, bits));
   int total = 0;
+  int total_bits = 0;
   sum_before<int, kThreads>(count, total);
-  if (threadIdx.x == 0) args.count[row] = total;
+  sum_before<int, kThreads>(bits, total_bits);
+  if (threadIdx.x != 0) return;
+  args.count[blockIdx.x] = total;
+  int rows = 0;
+  for (int r = 0; r < words.rows; ++r) rows += words.row[r].begin < words.row[r].end ? 1 : 0;
+  raise(args.survivors, total_bits);
+  raise(args.listed, std::int64_t{total} * rows);
 }
 
 __global__ void __launch_bounds__(kScanThreads) offset_kernel(const CompactArgs args) {
+  const std::int64_t groups = (args.rows + args.group - 1) / args.group;
   std::int64_t base = 0;
-  for (std::int64_t first = 0; first < args.rows; first += kScanThreads) {
-    const std::int64_t row = first + threadIdx.x;
-    const std::int64_t count = row < args.rows ? args.count[row] : 0;
+  for (std::int64_t first = 0; first < groups; first += kScanThreads) {
+    const std::int64_t g = first + threadIdx.x;
+    const std::int64_t count = g < groups ? args.count[g] : 0;
     std::int64_t total = 0;
     const std::int64_t offset = base + sum_before<std::int64_t, kScanThreads>(count, total);
-    if (row < args.rows) {
+    if (g < groups) {
       const bool fits = offset + count <= args.capacity;
-      args.offset[row] = fits ? offset : 0;
+      args.offset[g] = fits ? offset : 0;
       if (!fits) {
-        args.lost[row] = 1;
-        args.count[row] = 0;
+        args.count[g] = 0;
+        for (std::int64_t r = g * args.group; r < min((g + 1) * args.group, args.rows); ++r) args.lost[r] = 1;
       }
     }
     base += total;
   }
-  if (threadIdx.x == 0 && args.survivors != nullptr) *args.survivors += static_cast<std::uint64_t>(base);
 }
 
 __global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) {
-  const std::int64_t row = blockIdx.x;
-  if (args.count[row] == 0) return;
+  const std::int64_t group = blockIdx.x;
+  if (args.count[group] == 0) return;
   // Ids of a tile go to memory by way of shared memory, side by side, unless there are too many of them.
   __shared__ std::int32_t staged[kStaged];
-  const Words words = words_of(args, row);
+  __shared__ GroupWords words;
+  words.find(args);
+  int unused = 0;
   const auto first_key = static_cast<std::int32_t>(args.key_begin);
   const int thread = static_cast<int>(threadIdx.x);
-  const auto load = [&](int i) { return i < words.end ? words.data[i] : uint4{0, 0, 0, 0}; };
-  std::int32_t* list = args.ids + args.offset[row];
+  const auto load = [&](int i) { return words.load(i, unused); };
+  std::int32_t* list = args.ids + args.offset[group];
   uint4 next = load(words.begin + thread);
   for (int base = words.begin; base < words.end; base += kThreads) {
     const uint4 four = next;
@@ -130,10 +188,10 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) 
 
 cudaError_t launch_compact(const CompactArgs& args, cudaStream_t stream) {
   if (args.rows <= 0) return cudaSuccess;
-  const auto rows = static_cast<unsigned>(args.rows);
-  count_kernel<<<rows, kThreads, 0, stream>>>(args);
+  const auto groups = static_cast<unsigned>((args.rows + args.group - 1) / args.group);
+  count_kernel<<<groups, kThreads, 0, stream>>>(args);
   offset_kernel<<<1, kScanThreads, 0, stream>>>(args);
-  list_kernel<<<rows, kThreads, 0, stream>>>(args);
+  list_kernel<<<groups, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

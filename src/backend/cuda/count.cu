@@ -27,7 +27,7 @@ __global__ void count_rows(CountArgs args) {
   const bool by_method = args.budget == nullptr;
   const bool screened = !by_method && args.screened[row] != 0;
   const bool lost = screened && args.lost[row] != 0;
-  if (!by_method) add(counters.seeds, args.seed_count[row]);
+  if (!by_method && args.budget[row] != 0 && visible >= args.min_context) add(counters.seeds, args.seed_count[row / group_rows(in.heads)]);
   if (screened) {
     add(counters.screened, visible);
     add(counters.bound_rows, args.screened[row]);

@@ -123,6 +123,7 @@ void CudaGroup::take_witnesses() {
     return launch_seed({.in = run_.in,
                         .first_row = first_row_,
                         .rows = rows_,
+                        .group = group_rows(run_.in.heads),
                         .topk = topk_,
                         .winners = chain ? arrays_.winners : nullptr,
                         .winners_stride = anchor_winners(topk_),
@@ -137,15 +138,11 @@ void CudaGroup::take_witnesses() {
                        run_.stream);
   });
   launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // keep all
-  launch([&] {
-    return launch_refine({run_.in, first_row_, rows_, arrays_.ids, arrays_.offset, arrays_.seed_count, arrays_.tau, arrays_.records,
-                          arrays_.offset, arrays_.record_count},
-                         run_.multiprocessors, run_.stream);
-  });
+  refine_lists(arrays_.seed_count, nullptr);
   launch([&] {
     return launch_select_records({.rows = rows_,
                                   .records = arrays_.records,
-                                  .record_offset = arrays_.offset,
+                                  .record_stride = record_stride(run_.plan),
                                   .record_count = arrays_.record_count,
                                   .topk = topk_,
                                   .kept = arrays_.kept,
@@ -222,34 +219,53 @@ void CudaGroup::screen() {
                            .mask = arrays_.mask,
                            .mask_stride = stride,
                            .screened = arrays_.screened,
+                           .group = group_rows(run_.in.heads),
                            .capacity = run_.plan.list_capacity,
                            .ids = arrays_.ids,
                            .offset = arrays_.offset,
                            .count = arrays_.count,
                            .lost = arrays_.lost,
-                           .survivors = &arrays_.counters->survivors},
+                           .survivors = &arrays_.counters->survivors,
+                           .listed = &arrays_.counters->refined},
                           run_.stream);
   });
 }
 
-// Survivors' records alone are kept: witnesses come again among them, because a bound is never below its score. So once
-// there are K of them, the K-th can only raise tau.
-void CudaGroup::refine() {
-  const ScopedLap timed = lap(&Stats::seconds_refine);
+// Reference scores of listed keys, as records.
+void CudaGroup::refine_lists(const std::int32_t* count, const std::uint8_t* screened) {
   launch([&] {
-    return launch_refine({run_.in, first_row_, rows_, arrays_.ids, arrays_.offset, arrays_.count, arrays_.tau, arrays_.records,
-                          arrays_.offset, arrays_.record_count},
+    return launch_refine({.in = run_.in,
+                          .first_row = first_row_,
+                          .rows = rows_,
+                          .ids = arrays_.ids,
+                          .offset = arrays_.offset,
+                          .count = count,
+                          .screened = screened,
+                          .tau = arrays_.tau,
+                          .records = arrays_.records,
+                          .record_stride = record_stride(run_.plan),
+                          .record_count = arrays_.record_count,
+                          .lost = arrays_.lost},
                          run_.multiprocessors, run_.stream);
   });
+}
+
+// What is kept starts as the K best witnesses. Those of the slice come again as survivors, because a bound is never below its
+// score, so they are forgotten first; and as long as K are kept, the K-th can only raise tau.
+void CudaGroup::refine() {
+  const ScopedLap timed = lap(&Stats::seconds_refine);
+  refine_lists(arrays_.count, arrays_.screened);
   launch([&] {
     return launch_select_records({.rows = rows_,
                                   .records = arrays_.records,
-                                  .record_offset = arrays_.offset,
+                                  .record_stride = record_stride(run_.plan),
                                   .record_count = arrays_.record_count,
                                   .topk = topk_,
                                   .kept = arrays_.kept,
                                   .kept_count = arrays_.kept_count,
-                                  .first_slice = slice_begin_ == 0},
+                                  .first_slice = false,
+                                  .drop_begin = slice_begin_,
+                                  .drop_end = slice_end_},
                                  run_.multiprocessors, run_.stream);
   });
   if (slice_end_ >= run_.in.nk) return;

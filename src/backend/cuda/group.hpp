@@ -43,6 +43,7 @@ class CudaGroup final : public QueryGroup {
   void score_anchors();
   void choose_budgets();
   void take_witnesses();
+  void refine_lists(const std::int32_t* count, const std::uint8_t* screened);
   void score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count);
 
   const Run& run_;

@@ -147,21 +147,22 @@ struct ScreenShared {
   std::uint64_t unit_empty[2];
 };
 
-/// refine: one query and a ring of tiles of 64 gathered keys.
+/// refine: the queries of a group and a ring of tiles of 64 gathered keys.
 template <int kHeads>
 struct RefineShared {
+  using Columns = ScoreColumns<kHeads>;
   static constexpr int kTileKeys = 64;
   static constexpr int kAhead = 3;  // tiles of keys on their way
   static constexpr int kStages = kAhead + 1;
   static constexpr int kIdStages = 2 * kAhead + 1;  // ids come as long before the keys as keys before their use
-  static constexpr int kRecords = 512;
+  static constexpr int kRecords = 128;              // of a query
   alignas(1024) std::uint8_t keys[kStages][kTileKeys * kDim];
-  alignas(1024) std::uint8_t query[kHeads * kDim];
-  Record records[kRecords];
+  alignas(1024) std::uint8_t queries[Columns::kColumns * kDim];
+  Record records[Columns::kQueries][kRecords];
   float scales[kStages][kTileKeys];
   std::int32_t ids[kIdStages][kTileKeys];
-  std::int32_t record_count;
-  std::int32_t record_base;
+  std::int32_t record_count[Columns::kQueries];
+  std::int32_t record_base[Columns::kQueries];
 };
 
 inline constexpr int kSharedBytesOfSm = 227 * 1024;  // what CTAs of a multiprocessor have together, 1 KiB each included

@@ -37,22 +37,23 @@ struct WinnersArgs {
 };
 cudaError_t launch_winners(const WinnersArgs& args, cudaStream_t stream);
 
-/// seed: witnesses of every row, ascending, distinct, visible (seed/seed.hpp): the winners of its list, the topk
-/// nearest keys and, while these are fewer than 3/2 topk, evenly spread ones.
+/// seed: witnesses of every group of rows, ascending, distinct, within what its rows see together (seed/seed.hpp): the winners
+/// of its list, the nearest keys and, while these are fewer than 3/2 topk, evenly spread ones.
 struct SeedArgs {
   Inputs in;
   std::int64_t first_row;
   std::int64_t rows;
+  int group;                          // rows that share witnesses
   int topk;
-  const std::int32_t* winners;  // as launch_winners leaves them, or null
+  const std::int32_t* winners;        // as launch_winners leaves them, or null
   std::int64_t winners_stride;
   const std::int32_t* winners_count;  // [lists]
-  std::int64_t rows_per_list;         // row r of the slice takes list r / rows_per_list
-  std::int32_t* ids;                  // row r at [r * ids_stride, ...)
+  std::int64_t rows_per_list;         // row r of the slice takes list r / rows_per_list; a multiple of `group`
+  std::int32_t* ids;                  // of group g at [g * ids_stride, ...)
   std::int64_t ids_stride;            // >= max_witnesses(topk, entries of a list) of seed/seed.hpp
-  std::int64_t* offset;               // [rows] r * ids_stride
-  std::int32_t* count;                // [rows]
-  const std::uint8_t* budget = nullptr;  // [rows], or null; rows of budget 0 get no witnesses
+  std::int64_t* offset;               // [groups] g * ids_stride
+  std::int32_t* count;                // [groups]
+  const std::uint8_t* budget = nullptr;  // [rows], or null; rows of budget 0 want no witnesses,
   std::int64_t min_context = 0;          // nor do rows that see fewer keys
 };
 cudaError_t launch_seed(const SeedArgs& args, cudaStream_t stream);

@@ -1,7 +1,8 @@
 // refine: reference scores of listed keys.
 //
-// A CTA is one warpgroup that gathers and multiplies: A = 64 gathered keys, B = the heads of one query. Several CTAs share a
-// multiprocessor and hide each other's waits. A unit of work is every `splits`-th tile of one row's list.
+// A CTA is one warpgroup that gathers and multiplies: A = 64 gathered keys, B = 128 rows of query heads, all heads of the
+// queries of a group. Several CTAs share a multiprocessor and hide each other's waits. A unit of work is every `splits`-th
+// tile of one group's list.
 #pragma once
 
 #include "backend/cuda/layout.hpp"
@@ -17,47 +18,81 @@ struct RefineWork {
   int splits;
 };
 
-/// Records found so far go to the row's list, in no particular order: selection orders them. All threads call it.
+/// Records found so far go to their rows' lists, in no particular order: selection orders them. All threads call it, between
+/// barriers; it ends with one.
 template <class Shared>
-__device__ __forceinline__ void flush_records(Shared& shared, const RefineArgs& args, int row) {
+__device__ __forceinline__ void flush_records(Shared& shared, const RefineArgs& args, std::int64_t first_row) {
+  constexpr int kQueries = Shared::Columns::kQueries;
   const int thread = static_cast<int>(threadIdx.x);
-  const int count = shared.record_count;
-  if (thread == 0) shared.record_base = atomicAdd(&args.record_count[row], count);
+  if (thread < kQueries && shared.record_count[thread] > 0) {
+    shared.record_base[thread] = atomicAdd(&args.record_count[first_row + thread], shared.record_count[thread]);
+  }
   __syncthreads();
-  Record* to = args.records + args.record_offset[row] + shared.record_base;
-  for (int i = thread; i < count; i += 128) to[i] = shared.records[i];
+  for (int q = 0; q < kQueries; ++q) {
+    const std::int64_t row = first_row + q;
+    for (int i = thread; i < shared.record_count[q]; i += 128) {
+      const std::int64_t at = shared.record_base[q] + i;
+      if (at < args.record_stride) {
+        args.records[row * args.record_stride + at] = shared.records[q][i];
+      } else {
+        args.lost[row] = 1;
+      }
+    }
+  }
   __syncthreads();
-  if (thread == 0) shared.record_count = 0;
+  if (thread < kQueries) shared.record_count[thread] = 0;
+  __syncthreads();
 }
+
+/// What a lane has to know of the queries whose scores it ends with.
+template <class Lane>
+struct LaneQueries {
+  float tau[Lane::kRows];
+  int begin[Lane::kRows];  // visible keys; none if no records are wanted
+  int end[Lane::kRows];
+
+  __device__ LaneQueries(const RefineArgs& args, std::int64_t first_row, int in_quad) {
+#pragma unroll
+    for (int i = 0; i < Lane::kRows; ++i) {
+      const std::int64_t row = first_row + Lane::query(in_quad) + i * Lane::Columns::kGroup;
+      const bool wanted = row < args.rows && (args.screened == nullptr || args.screened[row] != 0);
+      const Visible visible = wanted ? visible_keys(args.in, args.first_row + row) : Visible{0, 0};
+      tau[i] = wanted ? args.tau[row] : 0;
+      begin[i] = static_cast<int>(visible.begin);
+      end[i] = static_cast<int>(visible.end);
+    }
+  }
+};
 
 template <int kHeads>
 __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_kernel(const __grid_constant__ RefineWork work) {
   using Shared = RefineShared<kHeads>;
-  using Columns = ScoreColumns<kHeads, kHeads>;
+  using Columns = typename Shared::Columns;
+  using Lane = LaneScores<Columns>;
+  constexpr int kBlocks = Columns::kColumns / 8;
   extern __shared__ __align__(1024) std::uint8_t raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   const RefineArgs& args = work.args;
   const Inputs& in = args.in;
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int in_quad = lane % kQuad;
+  const int in_quad = thread % kQuad;
   const int chunk = thread % 8;  // 16 bytes of a row
-  // The key that this lane scores, and whether no other lane of its quad records it.
-  const int scored = thread / 32 * 16 + lane / kQuad + 8 * LaneScores<Columns>::half(in_quad);
-  const bool records = in_quad < 2;
-  const std::int64_t units = args.rows * work.splits;
-  if (thread == 0) shared.record_count = 0;
+  const int in_tile = thread / 32 * 16 + thread % 32 / kQuad;  // key of accumulator row g
+  // The first key that this lane scores, and whether no other lane of its quad records the same.
+  const int scored = in_tile + (Lane::kHalves == 1 ? 8 * Lane::half(in_quad) : 0);
+  const bool records = Columns::kGroup > 1 || in_quad < 2;
+  const std::int64_t groups = (args.rows + Columns::kQueries - 1) / Columns::kQueries;
+  if (thread < Columns::kQueries) shared.record_count[thread] = 0;
 
-  for (std::int64_t u = blockIdx.x; u < units; u += gridDim.x) {
-    const int split = static_cast<int>(u / args.rows);
-    const int row = static_cast<int>(u - split * args.rows);
-    const int count = args.count[row];
+  for (std::int64_t u = blockIdx.x; u < groups * work.splits; u += gridDim.x) {
+    const int split = static_cast<int>(u / groups);
+    const std::int64_t group = u - split * groups;
+    const int count = args.count[group];
     const int tiles = (count + Shared::kTileKeys - 1) / Shared::kTileKeys;
     const int mine = (tiles - split + work.splits - 1) / work.splits;  // tiles split, split + splits, ...
     if (mine <= 0) continue;
-    const std::int64_t query = args.first_row + row;
-    const std::int32_t* list = args.ids + args.offset[row];
-    const float tau = args.tau[row];
+    const std::int64_t first_row = group * Columns::kQueries;
+    const std::int32_t* list = args.ids + args.offset[group];
 
     // Ids, and keys whose ids are there, on their way: one group of copies a tile.
     const auto bring_ids = [&](int tile) {
@@ -81,12 +116,15 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
         ptx::copy_4(ptx::shared(&shared.scales[stage][thread]), in.k_scale + ids[thread], thread < left);
       }
     };
-    __syncthreads();  // the last unit's query, ids and records are done with
-    for (int i = thread; i < kHeads * 8; i += 128) {
-      const int head = i / 8;
-      const bool exists = head < in.heads;
-      ptx::copy_16(ptx::shared(shared.query) + swizzled(head, i % 8),
-                   exists ? in.q + ((query * in.heads + head) * 8 + i % 8) * 16 : in.q, exists);
+    __syncthreads();  // the last unit's queries, ids and records are done with
+#pragma unroll 1
+    for (int i = thread; i < Columns::kColumns * 8; i += 128) {
+      const int column = i / 8;
+      const int head = Columns::head(column);
+      const std::int64_t row = first_row + Columns::query(column);
+      const bool exists = head < in.heads && row < args.rows;
+      ptx::copy_16(ptx::shared(shared.queries) + swizzled(column, i % 8),
+                   exists ? in.q + (((args.first_row + row) * in.heads + head) * 8 + i % 8) * 16 : in.q, exists);
     }
     for (int tile = 0; tile < Shared::kAhead; ++tile) bring_ids(tile);
     ptx::commit_copies();
@@ -97,52 +135,59 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       bring_ids(tile + Shared::kAhead);
       ptx::commit_copies();
     }
-    float weight[kHeads / 4];
+    float weight[2 * kBlocks];
 #pragma unroll
-    for (int j = 0; j < kHeads / 4; ++j) {
-      const int head = j / 2 * 8 + 2 * in_quad + j % 2;
-      weight[j] = head < in.heads ? in.w[query * in.w_stride + head] : padding_weight(head, in.heads);
+    for (int j = 0; j < 2 * kBlocks; ++j) {
+      const int column = j / 2 * 8 + 2 * in_quad + j % 2;
+      const int head = Columns::head(column);
+      const std::int64_t row = first_row + Columns::query(column);
+      const bool exists = head < in.heads && row < args.rows;
+      weight[j] = exists ? in.w[(args.first_row + row) * in.w_stride + head] : padding_weight(head, in.heads);
     }
-    const std::uint32_t heads = rows_at(shared.query);
-    int filled = 0;  // records in shared memory, as far as this warp knows
+    const LaneQueries<Lane> queries(args, first_row, in_quad);
+    const std::uint32_t heads = rows_at(shared.queries);
+    bool filling = false;  // a query's records might not all find room in the next tile
 
     for (int tile = 0; tile < mine; ++tile) {
       ptx::wait_copies<Shared::kAhead - 1>();
       ptx::fence_async();
-      if (__syncthreads_or(filled > Shared::kRecords - Shared::kTileKeys) != 0) {
-        flush_records(shared, args, row);
-        __syncthreads();
-        filled = 0;
+      if (__syncthreads_or(filling ? 1 : 0) != 0) {
+        flush_records(shared, args, first_row);
+        filling = false;
       }
 
       // Dots on the tensor cores; meanwhile the stage that was read last is filled again.
       const int stage = tile % Shared::kStages;
-      float dot[kHeads / 2];
-      multiply<kHeads>(dot, rows_at(shared.keys[stage]), heads);
+      float dot[Columns::kColumns / 2];
+      multiply<Columns::kColumns>(dot, rows_at(shared.keys[stage]), heads);
       bring_keys(tile + Shared::kAhead);
       bring_ids(tile + 2 * Shared::kAhead);
       ptx::commit_copies();
-      const int id = shared.ids[tile % Shared::kIdStages][scored];
-      const int first = scored - 8 * LaneScores<Columns>::half(in_quad);
-      const float scale[2] = {shared.scales[stage][first], shared.scales[stage][first + 8]};
+      const float scale[2] = {shared.scales[stage][in_tile], shared.scales[stage][in_tile + 8]};
       wgmma_wait<0>(dot);
-      const float score = sum_heads<Columns>(dot, weight, scale).value[0][0];
+      const Lane scores = sum_heads<Columns>(dot, weight, scale);
 
-      // Not below tau: a record. A NaN is not below anything.
-      const bool exists = (split + tile * work.splits) * Shared::kTileKeys + scored < count;
-      const bool keep = records && exists && !(score < tau);
-      const unsigned kept = __ballot_sync(0xFFFFFFFFU, keep);
-      if (kept != 0) {
-        int base = 0;
-        if (lane == 0) base = atomicAdd(&shared.record_count, __popc(kept));
-        base = __shfl_sync(0xFFFFFFFFU, base, 0);
-        if (keep) shared.records[base + __popc(kept & ((1U << lane) - 1))] = make_record(score, static_cast<std::uint32_t>(id));
-        filled = base + __popc(kept);
+      // Visible and not below tau: a record. A NaN is not below anything.
+      const int left = count - (split + tile * work.splits) * Shared::kTileKeys;
+#pragma unroll
+      for (int half = 0; half < Lane::kHalves; ++half) {
+        const int key = scored + 8 * half;
+        const int id = shared.ids[tile % Shared::kIdStages][key];
+#pragma unroll
+        for (int i = 0; i < Lane::kRows; ++i) {
+          const float score = scores.value[i][half];
+          const bool keep = records && key < left && id >= queries.begin[i] && id < queries.end[i] && !(score < queries.tau[i]);
+          if (!keep) continue;
+          const int query = Lane::query(in_quad) + i * Columns::kGroup;
+          const int at = atomicAdd(&shared.record_count[query], 1);
+          shared.records[query][at] = make_record(score, static_cast<std::uint32_t>(id));
+          filling = filling || at >= Shared::kRecords - Shared::kTileKeys - 1;
+        }
       }
     }
     ptx::wait_copies<0>();
     __syncthreads();
-    flush_records(shared, args, row);
+    flush_records(shared, args, first_row);
   }
 }
 

@@ -110,20 +110,34 @@ __device__ std::int64_t spread_key(const Visible& visible, std::int64_t n, std::
   return visible.begin + i * (visible.end - visible.begin) / n;
 }
 
+// From the first key to the last one that a row of the group which wants witnesses sees.
+__device__ Visible visible_together(const SeedArgs& args, std::int64_t first) {
+  Visible all{args.in.nk, 0};
+  for (std::int64_t r = first; r < min(first + args.group, args.rows); ++r) {
+    const Visible visible = visible_keys(args.in, args.first_row + r);
+    const bool wanted = (args.budget == nullptr || args.budget[r] != 0) && visible.end - visible.begin >= args.min_context;
+    if (!wanted || visible.begin >= visible.end) continue;
+    all.begin = min(all.begin, visible.begin);
+    all.end = max(all.end, visible.end);
+  }
+  return all;
+}
+
 __global__ __launch_bounds__(kThreads) void seed_kernel(SeedArgs args) {
   extern __shared__ std::uint16_t new_before[];  // [topk] spread keys before this one that are no winners
-  const std::int64_t r = blockIdx.x;
-  const Visible visible = visible_keys(args.in, args.first_row + r);
-  if ((args.budget != nullptr && args.budget[r] == 0) || visible.end - visible.begin < args.min_context) {
+  const std::int64_t g = blockIdx.x;
+  const std::int64_t r = g * args.group;
+  const Visible visible = visible_together(args, r);
+  if (visible.begin >= visible.end) {
     if (threadIdx.x == 0) {
-      args.offset[r] = r * args.ids_stride;
-      args.count[r] = 0;
+      args.offset[g] = g * args.ids_stride;
+      args.count[g] = 0;
     }
     return;
   }
   const std::int64_t first_near = max(visible.begin, visible.end - args.topk);
   const int near = static_cast<int>(visible.end - first_near);
-  std::int32_t* out = args.ids + r * args.ids_stride;
+  std::int32_t* out = args.ids + g * args.ids_stride;
 
   // Winners below the nearest keys: a stretch of the ascending list.
   const std::int32_t* winners = nullptr;
@@ -194,8 +208,8 @@ __global__ __launch_bounds__(kThreads) void seed_kernel(SeedArgs args) {
     out[chained + fresh + i] = static_cast<std::int32_t>(first_near) + i;
   }
   if (threadIdx.x == 0) {
-    args.offset[r] = r * args.ids_stride;
-    args.count[r] = chained + fresh + near;
+    args.offset[g] = g * args.ids_stride;
+    args.count[g] = chained + fresh + near;
   }
 }
 
@@ -231,7 +245,8 @@ cudaError_t launch_winners(const WinnersArgs& args, cudaStream_t stream) {
 cudaError_t launch_seed(const SeedArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
   const std::size_t bytes = static_cast<std::size_t>(args.topk) * sizeof(std::uint16_t);
-  seed_kernel<<<static_cast<unsigned>(args.rows), kThreads, bytes, stream>>>(args);
+  const std::int64_t groups = (args.rows + args.group - 1) / args.group;
+  seed_kernel<<<static_cast<unsigned>(groups), kThreads, bytes, stream>>>(args);
   return cudaGetLastError();
 }
 

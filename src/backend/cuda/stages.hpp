@@ -54,6 +54,7 @@ struct Counters {
   std::uint64_t seeds;
   std::uint64_t screened;
   std::uint64_t survivors;
+  std::uint64_t refined;
   std::uint64_t scored_in_full;
 };
 
@@ -67,7 +68,7 @@ struct CountArgs {
   const std::uint8_t* budget;      // [rows] as launch_choose leaves them, or null: the method scores in full
   const std::uint8_t* screened;    // [rows] as launch_certify leaves them
   const std::uint8_t* lost;        // [rows] as launch_compact leaves them
-  const std::int32_t* seed_count;  // [rows]
+  const std::int32_t* seed_count;  // [groups of group_rows(heads) rows]
   Counters* counters;
 };
 cudaError_t launch_count(const CountArgs& args, cudaStream_t stream);
@@ -169,8 +170,13 @@ struct ScreenArgs {
 };
 cudaError_t launch_screen(const ScreenArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// compact: masks to id lists. Lists lie one after the other in row order, their ids in the order of the mask's bits; a row
-/// whose list would end beyond `capacity` has none and is lost: it must be scored in full.
+/// Rows whose survivors are gathered together: as many as fill a tile of 128 query heads. What neighbours attend to overlaps,
+/// so that a gathered key serves about two of four rows that asked for it.
+constexpr int group_rows(int heads) { return heads <= 8 ? 16 : heads <= 16 ? 8 : heads <= 32 ? 4 : heads <= 64 ? 2 : 1; }
+
+/// compact: masks to id lists, one for every group of rows: the keys that survive in any of them. Lists lie one after the other
+/// in row order, their ids in the order of the mask's bits; a group whose list would end beyond `capacity` has none and its
+/// rows are lost: they must be scored in full.
 struct CompactArgs {
   const std::int32_t* ks;           // [nq] or null (0)
   const std::int32_t* ke;           // [nq] or null (key_end)
@@ -180,41 +186,49 @@ struct CompactArgs {
   std::int64_t key_end;
   const std::uint32_t* mask;        // [rows][mask_stride], 16-byte aligned
   std::int64_t mask_stride;         // a multiple of 4
-  const std::uint8_t* screened;     // [rows] 0: the row has no mask, its count is 0; or null (all have)
+  const std::uint8_t* screened;     // [rows] 0: the row has no mask; or null (all have)
+  int group;                        // rows of a list, 1..16
   std::int64_t capacity;            // of ids
   std::int32_t* ids;                // [capacity]
-  std::int64_t* offset;             // [rows]
-  std::int32_t* count;              // [rows]
+  std::int64_t* offset;             // [groups]
+  std::int32_t* count;              // [groups]
   std::uint8_t* lost;               // [rows] raised to 1 where the list did not fit; its count is 0
-  std::uint64_t* survivors;         // null, or raised by their number
+  std::uint64_t* survivors;         // null, or raised by the number of bits,
+  std::uint64_t* listed;            // and this by that of row-key pairs that lists stand for
 };
 cudaError_t launch_compact(const CompactArgs& args, cudaStream_t stream);
 
-/// refine: reference scores of listed keys, same bits as launch_score; scores not below tau become records.
+/// refine: reference scores of listed keys for all rows of a group, same bits as launch_score; scores of visible keys that are
+/// not below tau become records.
 struct RefineArgs {
   Inputs in;
   std::int64_t first_row;
   std::int64_t rows;
-  const std::int32_t* ids;          // survivors of all rows, row r at [offset[r], offset[r] + count[r])
-  const std::int64_t* offset;       // [rows]
-  const std::int32_t* count;        // [rows]
-  const float* tau;                 // [rows]; -inf: keep everything
-  Record* records;                  // row r at [record_offset[r], ...), room for count[r]
-  const std::int64_t* record_offset;  // [rows]
-  std::int32_t* record_count;       // [rows], set by the kernel
+  const std::int32_t* ids;       // of group g of group_rows(heads) rows at [offset[g], offset[g] + count[g]), distinct
+  const std::int64_t* offset;    // [groups]
+  const std::int32_t* count;     // [groups]
+  const std::uint8_t* screened;  // [rows] 0: no records are wanted; or null (of all)
+  const float* tau;              // [rows]; NaN or -inf: keep everything
+  Record* records;               // [rows][record_stride]
+  std::int64_t record_stride;
+  std::int32_t* record_count;    // [rows], set by the kernel
+  std::uint8_t* lost;            // [rows] raised to 1 where there were more records than record_stride
 };
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// select over records: per row, the K first of its records and of those kept so far. No record may come twice.
+/// select over records: per row, the K first of its records and of those kept so far. No record may come twice; kept ones with
+/// ids in [drop_begin, drop_end) are forgotten first, and should they be among the K best, must come again.
 struct SelectRecordsArgs {
   std::int64_t rows;
-  const Record* records;
-  const std::int64_t* record_offset;  // [rows]
-  const std::int32_t* record_count;   // [rows]
+  const Record* records;             // [rows][record_stride]
+  std::int64_t record_stride;
+  const std::int32_t* record_count;  // [rows]; what exceeds record_stride was not recorded
   int topk;
-  Record* kept;                       // [rows][topk] in and out, unsorted
-  std::int32_t* kept_count;           // [rows]
-  bool first_slice = true;            // true: nothing has been kept of these rows yet
+  Record* kept;                      // [rows][topk] in and out, unsorted
+  std::int32_t* kept_count;          // [rows]
+  bool first_slice = true;           // true: nothing has been kept of these rows yet
+  std::int64_t drop_begin = 0;
+  std::int64_t drop_end = 0;
 };
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
 

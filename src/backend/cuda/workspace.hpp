@@ -26,6 +26,16 @@ constexpr std::int64_t anchor_count(std::int64_t rows) {
 
 constexpr std::int64_t seed_stride(int topk) { return max_witnesses(topk, anchor_winners(topk)); }
 
+/// Lists have room for one of so many keys of each group of rows: neighbours together keep more than one row does.
+inline constexpr std::int64_t kListShare = 4;
+
+/// Records have room for all witnesses, and for one of so many keys.
+inline constexpr std::int64_t kRecordShare = 32;
+
+constexpr std::int64_t record_stride(const Plan& plan) {
+  return std::max(seed_stride(plan.shape.topk), plan.slice_keys / kRecordShare);
+}
+
 constexpr int kWidestBudget = budget_at(kBudgetCount - 1);
 
 /// Arrays of a run. Rows are those of a slice.
@@ -58,16 +68,17 @@ struct Arrays {
   float* lowered;            // [rows] the screen's tau
   std::int32_t* list;        // [kBudgetCount + 1][rows]
   std::int32_t* list_size;   // [kBudgetCount + 1]
-  std::int32_t* seed_count;  // [rows]
-  std::int64_t* offset;      // [rows] of lists and of records
-  std::int32_t* count;       // [rows]
+  std::int32_t* seed_count;  // [rows], of groups of rows
+  std::int64_t* offset;      // [rows], of groups of rows
+  std::int32_t* count;       // [rows], of groups of rows
   std::int32_t* record_count;  // [rows]
 
-  std::int32_t* ids;    // witnesses [rows][seed_stride], later survivors [list_capacity]
-  Record* records;      // as ids
+  std::int32_t* ids;    // witnesses [groups][seed_stride], later survivors [list_capacity]
+  Record* records;      // [rows][record_stride]
   std::uint32_t* mask;  // [rows][mask_words(slice_keys)]
 
   std::size_t bytes;
+  std::size_t bytes_beside_lists;  // without what lists and scores share
 
   Arrays(const Plan& plan, void* base) : Arrays() {
     Carver carver(base);
@@ -77,11 +88,12 @@ struct Arrays {
     kept_count = carver.take<std::int32_t>(rows);
     if (plan.options.method == Method::dosa) take_certificates(carver, plan);
     // Screening is over before rows are scored in full, and anchors are before it begins.
+    bytes_beside_lists = carver.used();
     Carver lists = carver;
     if (plan.options.method == Method::dosa) {
       mask = lists.take<std::uint32_t>(rows * mask_words(plan.slice_keys));
       ids = lists.take<std::int32_t>(plan.list_capacity);
-      records = lists.take<Record>(plan.list_capacity);
+      records = lists.take<Record>(rows * record_stride(plan));
     }
     scores = carver.take<float>(std::int64_t{plan.full_queries} * plan.full_keys);
     bytes = std::max(carver.used(), lists.used());
