@@ -148,7 +148,10 @@ void bench_refine(int heads, std::int64_t nq, std::int64_t nk) {
   cudaMemcpy(tau, threshold.data(), nq * sizeof(float), cudaMemcpyHostToDevice);
   const RefineArgs args{.in = in, .first_row = 0, .rows = nq, .ids = ids, .offset = offset, .count = count, .screened = nullptr,
                         .tau = tau, .records = records, .record_stride = room, .record_count = record_count, .lost = lost};
-  const Times t = timed([&] { check(launch_refine(args, multiprocessors, nullptr), "refine"); });
+  const Times t = timed([&] {
+    cudaMemsetAsync(record_count, 0, nq * sizeof(std::int32_t));
+    check(launch_refine(args, multiprocessors, nullptr), "refine");
+  });
 
   cudaMemset(out, 0, 3 * sizeof(unsigned long long));
   compare_records<<<static_cast<unsigned>(nq), 256>>>(args, scores, nk, out);
@@ -224,13 +227,14 @@ void bench_screen(std::int64_t nq, std::int64_t nk) {
   const auto blocks = static_cast<unsigned>((nk + 255) / 256);
   fill<<<blocks, 256>>>(rho, nk, 1.0F);
   fill<<<blocks, 256>>>(inv_alpha, nk, 1.0F);
+  const KeySlice all_keys = slice_of(nk, 0, 1);
   const auto rows = static_cast<std::int32_t>(nq);
   cudaMemcpy(list_size, &rows, sizeof rows, cudaMemcpyHostToDevice);
   for (const int budget : {8, 12, 16, 20, 24, 32}) {
     const float at = 2000.0F * std::sqrt(static_cast<float>(budget));
     make_bounds<<<static_cast<unsigned>(nq), 32>>>(weight, c, sigma, tau, list, nq, kRows, at);
-    const ScreenArgs args{.k = in.k, .nk = nk, .rho = rho, .inv_alpha = inv_alpha, .exempt = nullptr, .ks = in.ks, .ke = in.ke,
-                          .first_row = 0, .key_begin = 0, .key_end = nk, .budget = budget, .list = list, .list_size = list_size,
+    const ScreenArgs args{.k = in.k, .rho = rho, .inv_alpha = inv_alpha, .exempt = nullptr, .ks = in.ks, .ke = in.ke,
+                          .first_row = 0, .keys = all_keys, .budget = budget, .list = list, .list_size = list_size,
                           .list_capacity = nq, .bound_rows = in.q, .bound_stride = kRows * kDim, .weight = weight, .weight_stride = kRows,
                           .c = c, .sigma = sigma, .tau = tau, .mask = mask, .mask_stride = mask_words(nk)};
     const Times t = timed([&] { check(launch_screen(args, multiprocessors, nullptr), "screen"); });
@@ -254,7 +258,7 @@ void bench_screen(std::int64_t nq, std::int64_t nk) {
     }
     print("screen", budget, nq, nk, t, causal_pairs(nq, nk) * budget * 2 * kDim / t.median * 1e-12, "pflops", kSamples, different);
 
-    const CompactArgs lists{.ks = in.ks, .ke = in.ke, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .mask = mask,
+    const CompactArgs lists{.ks = in.ks, .ke = in.ke, .first_row = 0, .rows = nq, .keys = all_keys, .mask = mask,
                             .mask_stride = mask_words(nk), .screened = nullptr, .group = 1, .capacity = capacity, .ids = ids, .offset = offset,
                             .count = count, .lost = lost_rows, .survivors = nullptr, .listed = nullptr};
     const Times tc = timed([&] { check(launch_compact(lists, nullptr), "compact"); });

@@ -26,6 +26,7 @@ struct Plan {
   std::int32_t panel_keys = 0;     ///< sampled keys from which row budget and form are chosen
   std::int32_t record_capacity = 0;  ///< records held per query before an exact compaction
   std::int32_t key_parts = 1;      ///< > 1: few queries, so that threads split keys
+  std::int32_t key_slices = 1;     ///< cuda: slices of keys; each is spread over all of them
   std::int64_t list_capacity = 0;  ///< cuda: survivors of all queries of a slice that can be listed
   std::int32_t full_queries = 0;   ///< cuda: queries whose scores are stored at a time, where rows are scored in full,
   std::int64_t full_keys = 0;      ///< and keys of each

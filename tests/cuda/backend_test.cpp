@@ -1,6 +1,12 @@
 // The cuda backend from end to end: everything else that asks expect_exact asks it of the GPU too.
+#include <bit>
+#include <memory>
+#include <vector>
+
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include "backend/backend.hpp"
 #include "io/trace.hpp"
 #include "score/oracle.hpp"
 #include "support/cases.hpp"
@@ -36,6 +42,188 @@ TEST(CudaBackend, SelectsRealActivationsExactly) {
       EXPECT_TRUE(exact_on_gpu(problem)) << name << " topk " << topk;
     }
   }
+}
+
+// A problem on the device, one way to compute it, and what came out.
+struct OnDevice {
+  OnDevice(const Problem& problem, const Options& options)
+      : copy(std::move(*copy_to_device(problem, true))),
+        indexer(std::move(*Indexer::create(options))),
+        plan(std::move(*indexer.plan(shape_of(problem)))),
+        workspace(std::move(*copy->workspace(plan.workspace_bytes))) {
+    EXPECT_EQ(cudaMemset(workspace.data, 0xA5, workspace.bytes), cudaSuccess);
+  }
+
+  void enqueue(cudaStream_t stream = nullptr) {
+    workspace.stream = stream;
+    const auto ran = indexer.run(plan, copy->problem(), copy->selection(), workspace);
+    EXPECT_TRUE(ran.has_value()) << (ran ? "" : ran.error().message);
+  }
+  Stats counters() { return *indexer.counters(plan, workspace); }
+
+  // Ids and score bits of all rows.
+  std::vector<std::uint32_t> result() {
+    const std::int64_t nq = plan.shape.nq, k = plan.shape.topk;
+    std::vector<std::uint32_t> bits(static_cast<std::size_t>(2 * nq * k));
+    const Selection host{dense_view<void>(bits.data(), DType::i32, {nq, k}),
+                         dense_view<void>(bits.data() + nq * k, DType::f32, {nq, k})};
+    EXPECT_TRUE(copy->fetch(host).has_value());
+    return bits;
+  }
+
+  std::unique_ptr<DeviceCopy> copy;
+  Indexer indexer;
+  Plan plan;
+  Workspace workspace;
+};
+
+Options cuda_options(Method method) {
+  Options options;
+  options.backend = Backend::cuda;
+  options.method = method;
+  return options;
+}
+
+std::vector<std::uint32_t> dense_result(const Problem& problem) {
+  OnDevice dense(problem, cuda_options(Method::dense));
+  dense.enqueue();
+  return dense.result();
+}
+
+TEST(CudaBackend, EveryWayToScreenSelectsTheSame) {
+  SKIP_WITHOUT_GPU();
+  for (const char* name : {"/demo-h32.safetensors", "/demo-h64.safetensors"}) {
+    const auto trace = Trace::open(std::string(DOSA_TRACES) + name);
+    ASSERT_TRUE(trace.has_value());
+    for (const std::int32_t topk : {2048, 300}) {
+      Problem problem = trace->problem();
+      problem.topk = topk;
+      const std::vector<std::uint32_t> want = dense_result(problem);
+      const auto expect_same = [&](const Options& options) {
+        OnDevice dosa(problem, options);
+        dosa.enqueue();
+        EXPECT_EQ(dosa.result(), want) << name << " topk " << topk << " " << describe(options);
+        const Stats stats = dosa.counters();
+        EXPECT_GT(stats.path.dosa * 2, stats.rows) << name << " topk " << topk << " " << describe(options);
+        EXPECT_LE(stats.survivors, stats.screened);
+      };
+      for (const Form form : {Form::base, Form::extended}) {
+        for (const SeedPolicy seeds : {SeedPolicy::chain, SeedPolicy::nearest_spread}) {
+          Options options = cuda_options(Method::dosa);
+          options.certificate.form = form;
+          options.seeds = seeds;
+          expect_same(options);
+        }
+      }
+      for (const int rows : {8, 12, 16, 20, 24, 32}) {
+        Options options = cuda_options(Method::dosa);
+        options.certificate.row_budget = rows;
+        expect_same(options);
+      }
+    }
+  }
+}
+
+TEST(CudaBackend, LittleMemoryCostsTimeOnly) {
+  SKIP_WITHOUT_GPU();
+  const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
+  ASSERT_TRUE(trace.has_value());
+  const Problem problem = trace->problem();
+  const std::vector<std::uint32_t> want = dense_result(problem);
+  for (const std::int64_t mebibytes : {20, 24, 32, 48, 96}) {
+    Options options = cuda_options(Method::dosa);
+    options.memory_budget = mebibytes << 20;
+    options.certificate.row_budget = 8;
+    OnDevice dosa(problem, options);
+    dosa.enqueue();
+    EXPECT_EQ(dosa.result(), want) << mebibytes;
+  }
+}
+
+// All winners lie in the first slice, which is taken for a sample: the guess of tau is too high in every row.
+TEST(CudaBackend, ATauGuessedTooHighIsNoticed) {
+  SKIP_WITHOUT_GPU();
+  std::vector<float> scores(1 << 18);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    scores[i] = i % 512 == 0 ? 1000.0F + static_cast<float>(i * 7919 % 4096) : static_cast<float>(i * 31 % 997) / 1000;
+  }
+  const Case c = explicit_scores(scores, 256, 64, 32, 128);
+  Options options = cuda_options(Method::dosa);
+  options.memory_budget = std::int64_t{12} << 20;
+  OnDevice dosa(c.problem(), options);
+  ASSERT_GT(dosa.plan.key_slices, 1);
+  dosa.enqueue();
+  EXPECT_EQ(dosa.result(), dense_result(c.problem()));
+  EXPECT_EQ(dosa.counters().path.full_loose, 64);
+}
+
+TEST(CudaBackend, TwentyLaunchesAreBitIdentical) {
+  SKIP_WITHOUT_GPU();
+  const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
+  ASSERT_TRUE(trace.has_value());
+  const std::vector<std::uint32_t> want = dense_result(trace->problem());
+  OnDevice dosa(trace->problem(), cuda_options(Method::dosa));
+  for (int launch = 0; launch < 20; ++launch) {
+    dosa.enqueue();
+    ASSERT_EQ(dosa.result(), want) << launch;
+  }
+}
+
+// Lengths are read on the device: a captured graph follows them.
+TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
+  SKIP_WITHOUT_GPU();
+  const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
+  ASSERT_TRUE(trace.has_value());
+  Problem problem = trace->problem();
+  const std::int64_t nq = problem.q.shape[0], nk = problem.k.shape[0];
+  for (const Method method : {Method::dense, Method::dosa}) {
+    OnDevice run(problem, cuda_options(method));
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    run.enqueue(stream);
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    Random random(1);
+    for (int replay = 0; replay < 6; ++replay) {
+      std::vector<std::int32_t> ke(static_cast<std::size_t>(nq));
+      for (auto& end : ke) {
+        end = static_cast<std::int32_t>(replay % 2 == 0 ? nk - static_cast<std::int64_t>(random() % 2000)
+                                                        : static_cast<std::int64_t>(random() % (nk + 100)) - 50);
+      }
+      const void* on_device = run.copy->problem().ke.data;
+      ASSERT_EQ(cudaMemcpy(const_cast<void*>(on_device), ke.data(), ke.size() * 4, cudaMemcpyHostToDevice), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      Problem changed = problem;
+      changed.ke = dense_view<const void>(ke.data(), DType::i32, {nq});
+      ASSERT_EQ(run.result(), dense_result(changed)) << "replay " << replay;
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST(CudaBackend, TwoStreamsDoNotMeet) {
+  SKIP_WITHOUT_GPU();
+  const auto small = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
+  const auto wide = Trace::open(std::string(DOSA_TRACES) + "/demo-h64.safetensors");
+  ASSERT_TRUE(small.has_value() && wide.has_value());
+  const std::vector<std::uint32_t> want[2] = {dense_result(small->problem()), dense_result(wide->problem())};
+  OnDevice runs[2] = {{small->problem(), cuda_options(Method::dosa)}, {wide->problem(), cuda_options(Method::dosa)}};
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams) ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < 2; ++i) runs[i].enqueue(streams[i]);
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(cudaStreamSynchronize(streams[i]), cudaSuccess);
+      ASSERT_EQ(runs[i].result(), want[i]) << round;
+    }
+  }
+  for (const cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
 TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {

@@ -62,12 +62,22 @@ TEST_F(CudaPrepare, KeySummaries) {
     }
     const GuardedArray<std::uint8_t> keys(k);
     const GuardedArray<float> scales(scale);
-    const GuardedArray<float> rho(count), inv_alpha(count);
-    const GuardedArray<std::uint32_t> exempt(static_cast<std::size_t>(cuda::mask_words(nk)));
+    const int period = nk % 2 == 0 ? 1 : 3;
+    const std::int64_t stride = (cuda::slice_of(nk, 0, period).count + 1023) / 1024 * 1024;
+    const auto places = static_cast<std::size_t>(period * stride);
+    const GuardedArray<float> rho(places), inv_alpha(places);
+    const GuardedArray<std::uint32_t> exempt(static_cast<std::size_t>(period * cuda::mask_words(stride)));
     const GuardedArray<std::uint64_t> exempt_count(std::vector<std::uint64_t>{5});
-    ASSERT_CUDA(cuda::launch_keys(
-        {keys.data(), scales.data(), nk, rho.data(), inv_alpha.data(), exempt.data(), exempt_count.data()}, nullptr));
-    const std::vector<float> got_rho = rho.download(), got_inverse = inv_alpha.download();
+    ASSERT_CUDA(cudaMemset(exempt.data(), 0, places / 8));
+    ASSERT_CUDA(cuda::launch_keys({keys.data(), scales.data(), nk, rho.data(), inv_alpha.data(), exempt.data(),
+                                   exempt_count.data(), period, stride},
+                                  nullptr));
+    const std::vector<float> all_rho = rho.download(), all_inverse = inv_alpha.download();
+    std::vector<float> got_rho, got_inverse;
+    for (std::int64_t i = 0; i < nk; ++i) {
+      got_rho.push_back(all_rho[static_cast<std::size_t>(i % period * stride + i / period)]);
+      got_inverse.push_back(all_inverse[static_cast<std::size_t>(i % period * stride + i / period)]);
+    }
     std::vector<std::uint32_t> mask = exempt.download();
     std::uint64_t exempts = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -78,7 +88,9 @@ TEST_F(CudaPrepare, KeySummaries) {
         is_exempt = is_exempt || is_nan_e4m3(k[i * 128 + d]);
       }
       exempts += is_exempt ? 1 : 0;
-      const cuda::MaskBit at = cuda::mask_bit(static_cast<std::int64_t>(i));
+      const auto key = static_cast<std::int64_t>(i);
+      cuda::MaskBit at = cuda::mask_bit(key / period);
+      at.word += key % period * cuda::mask_words(stride);
       ASSERT_EQ((mask[static_cast<std::size_t>(at.word)] >> at.bit & 1) != 0, is_exempt) << i;
       mask[static_cast<std::size_t>(at.word)] &= ~(1U << at.bit);
       if (is_exempt) {

@@ -64,7 +64,7 @@ void expect_records(const DeviceProblem& problem, std::int64_t first_row, std::i
   for (const std::size_t stride : {longest + 3, longest, (longest + 1) / 2}) {
     DeviceArray<Record> records(stride * static_cast<std::size_t>(rows));
     records.fill(0xAB);
-    record_count.fill(0xAB);
+    record_count.fill(0);
     lost.fill(0);
     const cuda::RefineArgs args{.in = inputs.inputs,
                                 .first_row = first_row,

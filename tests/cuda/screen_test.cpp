@@ -54,10 +54,15 @@ struct KeyFacts {
 
 Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bounds, int budget,
                 const std::vector<std::int32_t>& list, std::int64_t first_row, std::int64_t rows,
-                std::int64_t key_begin, std::int64_t key_end) {
+                const cuda::KeySlice& slice) {
   const DeviceInputs inputs(p);
-  const DeviceArray<float> rho(facts.rho);
-  const DeviceArray<float> inv_alpha(facts.inv_alpha);
+  std::vector<float> slice_rho, slice_inv_alpha;
+  for (std::int64_t i = 0; i < slice.count; ++i) {
+    slice_rho.push_back(facts.rho[static_cast<std::size_t>(cuda::key_at(slice, i))]);
+    slice_inv_alpha.push_back(facts.inv_alpha[static_cast<std::size_t>(cuda::key_at(slice, i))]);
+  }
+  const DeviceArray<float> rho(slice_rho);
+  const DeviceArray<float> inv_alpha(slice_inv_alpha);
   const DeviceArray<std::uint32_t> exempt(facts.exempt);
   const DeviceArray<std::int32_t> device_list(list);
   const DeviceArray<std::int32_t> list_size(std::vector<std::int32_t>{static_cast<std::int32_t>(list.size())});
@@ -66,21 +71,19 @@ Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bou
   const DeviceArray<float> c(bounds.c);
   const DeviceArray<float> sigma(bounds.sigma);
   const DeviceArray<float> tau(bounds.tau);
-  const std::int64_t stride = cuda::mask_words(key_end - key_begin) + 4;
+  const std::int64_t stride = cuda::mask_words(slice.count) + 4;
   DeviceArray<std::uint32_t> mask(static_cast<std::size_t>(rows * stride));
   Screened first;
   for (int launch = 0; launch < 3; ++launch) {
     mask.fill(0xAB);
     const cuda::ScreenArgs args{.k = inputs.k.get(),
-                                .nk = p.nk,
                                 .rho = rho.get(),
                                 .inv_alpha = inv_alpha.get(),
                                 .exempt = exempt.get(),
                                 .ks = inputs.ks.get(),
                                 .ke = inputs.ke.get(),
                                 .first_row = first_row,
-                                .key_begin = key_begin,
-                                .key_end = key_end,
+                                .keys = slice,
                                 .budget = budget,
                                 .list = device_list.get(),
                                 .list_size = list_size.get(),
@@ -100,9 +103,10 @@ Screened screen(const DeviceProblem& p, const KeyFacts& facts, const Bounds& bou
     // Chunks of keys, and so the words that are written for nothing, depend on the number of multiprocessors.
     std::int64_t differences = 0;
     for (const std::int32_t row : list) {
-      for (std::int64_t key = std::max(key_begin, p.begin(first_row + row));
-           launch > 0 && key < std::min(key_end, p.end(first_row + row)); ++key) {
-        differences += got.survives(row, key - key_begin) != first.survives(row, key - key_begin) ? 1 : 0;
+      for (std::int64_t i = 0; launch > 0 && i < slice.count; ++i) {
+        const std::int64_t key = cuda::key_at(slice, i);
+        if (key < p.begin(first_row + row) || key >= p.end(first_row + row)) continue;
+        differences += got.survives(row, i) != first.survives(row, i) ? 1 : 0;
       }
     }
     EXPECT_EQ(differences, 0) << "launch " << launch;
@@ -115,30 +119,32 @@ class CudaScreen : public CudaTest {};
 
 TEST_F(CudaScreen, DecidesAsDefined) {
   for (const int budget : {8, 12, 16, 20, 24, 32}) {
+    // All keys, or every third block of them.
+    const cuda::KeySlice slice = budget % 8 == 0 ? cuda::slice_of(7000, 0, 1) : cuda::slice_of(7000, 1, 3);
     std::mt19937 random(static_cast<unsigned>(budget));
     std::normal_distribution<float> normal;
     const int retained = budget - 2;
     const std::int64_t first_row = 2;
     const std::int64_t rows = 29;
-    const std::int64_t key_begin = 1024;
-    const std::int64_t key_end = 6000;
     DeviceProblem p = DeviceProblem::plain(8, 40, 7000, static_cast<unsigned>(budget));
     for (std::int64_t q = 0; q < p.nq; ++q) {
       p.ks[q] = static_cast<std::int32_t>(random() % 1500);
       p.ke[q] = q % 9 == 4 ? p.ks[q] : static_cast<std::int32_t>(3000 + random() % 4500);
     }
     KeyFacts facts;
-    facts.exempt.resize(static_cast<std::size_t>(cuda::mask_words(key_end - key_begin)));
+    facts.exempt.resize(static_cast<std::size_t>(cuda::mask_words(p.nk)));
     std::vector<bool> exempt(p.nk);
     for (std::int64_t i = 0; i < p.nk; ++i) {
       exempt[i] = random() % 50 == 0;
       facts.rho.push_back(exempt[i] ? std::numeric_limits<float>::infinity() : std::abs(normal(random)) * 100);
       facts.inv_alpha.push_back(exempt[i] ? 0.0F : std::exp2(normal(random)));
-      if (exempt[i] && i >= key_begin && i < key_end) {
+      if (exempt[i]) {
         if (random() % 2 == 0) p.k[i * kDim + random() % kDim] = 0x7F;
-        const cuda::MaskBit bit = cuda::mask_bit(i - key_begin);
-        facts.exempt[static_cast<std::size_t>(bit.word)] |= 1U << bit.bit;
       }
+    }
+    for (std::int64_t i = 0; i < slice.count; ++i) {
+      const std::int64_t key = cuda::key_at(slice, i);
+      if (key < p.nk && exempt[key]) facts.exempt[static_cast<std::size_t>(cuda::mask_bit(i).word)] |= 1U << cuda::mask_bit(i).bit;
     }
     Bounds bounds;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -158,7 +164,7 @@ TEST_F(CudaScreen, DecidesAsDefined) {
     for (std::int32_t r = 0; r < rows; ++r) {
       if (r % 8 != 3) list.push_back(r);
     }
-    const Screened got = screen(p, facts, bounds, budget, list, first_row, rows, key_begin, key_end);
+    const Screened got = screen(p, facts, bounds, budget, list, first_row, rows, slice);
 
     std::int64_t pairs = 0;
     std::int64_t unclear = 0;
@@ -166,18 +172,18 @@ TEST_F(CudaScreen, DecidesAsDefined) {
     std::int64_t wrong = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
       const bool listed = r % 8 != 3;
-      for (std::int64_t i = 0; i < key_end - key_begin; i += listed ? 1 + random() % 3 : 1) {
-        const std::int64_t key = key_begin + i;
+      for (std::int64_t i = 0; i < slice.count; i += listed ? 1 + random() % 3 : 1) {
+        const std::int64_t key = cuda::key_at(slice, i);
         if (!listed) {
           const std::size_t at = static_cast<std::size_t>(r * got.stride + cuda::mask_bit(i).word);
           ASSERT_EQ(got.mask[at], 0xABABABABU) << "a row that was not listed";
           continue;
         }
         const bool visible = key >= p.begin(first_row + r) && key < p.end(first_row + r);
-        const std::int64_t run = i / cuda::kMaskRun * cuda::kMaskRun + key_begin;
         if (!visible) {
-          const bool run_seen = p.begin(first_row + r) < std::min(p.end(first_row + r), key_end) &&
-                                run < p.end(first_row + r) && run + cuda::kMaskRun > p.begin(first_row + r);
+          const std::int64_t begin = p.begin(first_row + r), end = p.end(first_row + r), run = i / cuda::kMaskRun;
+          const int first = cuda::keys_before(slice, begin), last = cuda::keys_before(slice, end);
+          const bool run_seen = first < last && run >= first / cuda::kMaskRun && run * cuda::kMaskRun < last;
           ASSERT_FALSE(run_seen && got.survives(r, i))
               << "row " << r << " key " << key << " is not visible, budget " << budget;
           continue;
@@ -263,7 +269,7 @@ TEST_F(CudaScreen, RejectsNothingThatReachesTau) {
     bounds.rows = rows;
     std::vector<std::int32_t> list(p.nq);
     std::iota(list.begin(), list.end(), 0);
-    const Screened got = screen(p, facts, bounds, budget, list, 0, p.nq, 0, p.nk);
+    const Screened got = screen(p, facts, bounds, budget, list, 0, p.nq, cuda::slice_of(p.nk, 0, 1));
     std::int64_t rejected = 0;
     std::int64_t pairs = 0;
     for (std::int64_t q = 0; q < p.nq; ++q) {
@@ -282,9 +288,9 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
   for (const auto& [capacity, group] : {std::pair<std::int64_t, int>{1 << 20, 1}, {3000, 1}, {1 << 20, 4}, {2500, 16}, {1 << 20, 16}}) {
     const std::int64_t first_row = 3;
     const std::int64_t rows = 1300;
-    const std::int64_t key_begin = 2048;
-    const std::int64_t key_end = 2048 + 3 * 1024 + 100;
-    const std::int64_t stride = cuda::mask_words(key_end - key_begin) + 8;
+    const std::int64_t nk = 8 * 1024 + 100;
+    const cuda::KeySlice slice = group == 4 ? cuda::slice_of(nk, 2, 3) : cuda::slice_of(nk, 0, 1);
+    const std::int64_t stride = cuda::mask_words(slice.count) + 8;
     std::vector<std::uint32_t> mask(static_cast<std::size_t>(rows * stride), 0xFFFFFFFFU);
     std::vector<std::int32_t> ks(first_row + rows);
     std::vector<std::int32_t> ke(first_row + rows);
@@ -292,19 +298,20 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
     std::vector<std::vector<std::int32_t>> expected(rows);
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t query = first_row + r;
-      ks[query] = static_cast<std::int32_t>(random() % 4000) - 100;
-      ke[query] = ks[query] + static_cast<std::int32_t>(random() % 6000) - 50;
+      ks[query] = static_cast<std::int32_t>(random() % 9000) - 100;
+      ke[query] = ks[query] + static_cast<std::int32_t>(random() % 8000) - 50;
       screened[r] = r % 7 == 2 ? 0 : 1;
-      const std::int64_t begin = std::max<std::int64_t>(ks[query], key_begin);
-      const std::int64_t end = std::min<std::int64_t>(ke[query], key_end);
-      if (begin >= end) continue;
-      for (std::int64_t word = (begin - key_begin) / 1024 * 32; word < (end - key_begin + 1023) / 1024 * 32; ++word) {
-        mask[r * stride + word] = 0;
-        for (int bit = 0; bit < 32; ++bit) {
-          const std::int64_t key = key_begin + cuda::mask_key(word, bit);
-          if (key < begin || key >= end || random() % (r % 50 == 0 ? 1 : 40) != 0) continue;
-          mask[r * stride + word] |= 1U << bit;
-          if (screened[r] != 0) expected[r].push_back(static_cast<std::int32_t>(key));
+      const std::int64_t begin = std::max(ks[query], 0), end = std::min<std::int64_t>(ke[query], nk);
+      const int first = cuda::keys_before(slice, begin), last = cuda::keys_before(slice, end);
+      for (int run = first / cuda::kMaskRun; first < last && run * cuda::kMaskRun < last; ++run) {  // other words are unspecified
+        for (std::int64_t word = std::int64_t{run} * cuda::kMaskRunWords; word < (run + 1) * cuda::kMaskRunWords; ++word) {
+          mask[r * stride + word] = 0;
+          for (int bit = 0; bit < 32; ++bit) {
+            const std::int64_t key = cuda::key_at(slice, cuda::mask_key(word, bit));
+            if (key < begin || key >= end || random() % (r % 50 == 0 ? 1 : 40) != 0) continue;
+            mask[r * stride + word] |= 1U << bit;
+            if (screened[r] != 0) expected[r].push_back(static_cast<std::int32_t>(key));
+          }
         }
       }
     }
@@ -325,8 +332,7 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
                                  .ke = device_ke.get(),
                                  .first_row = first_row,
                                  .rows = rows,
-                                 .key_begin = key_begin,
-                                 .key_end = key_end,
+                                 .keys = slice,
                                  .mask = device_mask.get(),
                                  .mask_stride = stride,
                                  .screened = device_screened.get(),
@@ -353,7 +359,8 @@ TEST_F(CudaScreen, CompactListsEveryBit) {
         want.insert(expected[r].begin(), expected[r].end());
         survivors += expected[r].size();
         const std::int64_t query = first_row + r;
-        if (screened[r] != 0 && std::max<std::int64_t>(ks[query], key_begin) < std::min<std::int64_t>(ke[query], key_end)) ++seeing;
+        const std::int64_t begin = std::max(ks[query], 0), end = std::min<std::int64_t>(ke[query], nk);
+        if (screened[r] != 0 && cuda::keys_before(slice, begin) < cuda::keys_before(slice, end)) ++seeing;
       }
       const auto size = static_cast<std::int64_t>(want.size());
       listed += want.size() * seeing;

@@ -19,8 +19,8 @@ constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query t
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
 constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`: anchors would cost too much
-constexpr std::int64_t kMostSlices = 8;          // of keys, unless memory is short,
-constexpr std::int64_t kSlicePairs = std::int64_t{1} << 30;  // each with so many query-key pairs at least
+constexpr std::int64_t kMostSlices = 16;         // of keys, unless memory is short,
+constexpr std::int64_t kSlicePairs = std::int64_t{1} << 29;  // each with so many query-key pairs at least
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value / multiple * multiple; }
@@ -36,6 +36,8 @@ class CudaBackend final : public BackendImpl {
 
  private:
   void resolve_method(Plan& plan) const;
+  [[nodiscard]] bool slice_keys(Plan& plan) const;
+  [[nodiscard]] bool slice_scores(Plan& plan) const;
   [[nodiscard]] bool fits(Plan& plan) const;
 
   Options options_;
@@ -63,34 +65,41 @@ void CudaBackend::resolve_method(Plan& plan) const {
   }
 }
 
-// Sizes for plan.tile_queries rows, whether they keep to the memory budget. Everything beside per-row arrays grows with it.
-bool CudaBackend::fits(Plan& plan) const {
-  const std::int64_t rows = plan.tile_queries, all_keys = round_up(std::max<std::int64_t>(plan.shape.nk, 1), kKeyAlign);
-  const bool lists = plan.options.method == Method::dosa;
-  plan.full_queries = 0;
-  plan.full_keys = plan.slice_keys = plan.list_capacity = 0;
-  const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes_beside_lists) - std::int64_t{Carver::alignment};
-  const std::int64_t fewest_keys = std::min(kFewestKeys, all_keys);
-  if (room < kRowAlign * fewest_keys * std::int64_t{sizeof(float)}) return false;
-
-  // All rows with all keys; then fewer rows, as long as they fill the chip; then fewer keys.
-  const std::int64_t pairs = room / std::int64_t{sizeof(float)};
-  const std::int64_t some_rows = std::min(rows, 2 * kRowAlign);
-  plan.full_queries = static_cast<std::int32_t>(std::clamp(round_down(pairs / all_keys, kRowAlign), some_rows, rows));
-  if (plan.full_queries * fewest_keys > pairs) plan.full_queries = static_cast<std::int32_t>(kRowAlign);
-  plan.full_keys = std::clamp(round_down(pairs / plan.full_queries, kKeyAlign), fewest_keys, all_keys);
-  plan.slice_keys = plan.full_keys;
-  if (!lists) return true;
-
-  // As many keys as lists, records and masks have room for. More slices let tau rise between them, fewer launch less.
-  const std::int64_t groups = (rows + group_rows(plan.shape.heads) - 1) / group_rows(plan.shape.heads);
-  const std::int64_t slices = std::clamp<std::int64_t>(rows * all_keys / kSlicePairs, 1, kMostSlices);
-  const std::int64_t wanted = std::max(fewest_keys, round_up((all_keys + slices - 1) / slices, kKeyAlign));
-  for (plan.slice_keys = wanted;; plan.slice_keys = std::max(fewest_keys, round_up(plan.slice_keys / 2, kKeyAlign))) {
+// Slices of keys, such that masks, lists and records of plan.tile_queries rows keep to the memory budget. Several at once where
+// there is work enough, because tau is guessed from the first ones.
+bool CudaBackend::slice_keys(Plan& plan) const {
+  const std::int64_t rows = plan.tile_queries, all_keys = std::max<std::int64_t>(plan.shape.nk, 1);
+  const std::int64_t group = group_rows(plan.shape.heads), groups = (rows + group - 1) / group;
+  for (std::int64_t slices = std::clamp<std::int64_t>(rows * all_keys / kSlicePairs, 1, kMostSlices);; slices *= 2) {
+    plan.key_slices = static_cast<std::int32_t>(slices);
+    plan.slice_keys = round_up((all_keys + slices - 1) / slices, kKeyAlign);
     plan.list_capacity = groups * std::max(seed_stride(plan.shape.topk), plan.slice_keys / kListShare);
     if (static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) <= options_.memory_budget) return true;
-    if (plan.slice_keys == fewest_keys) return false;
+    if (plan.slice_keys <= kFewestKeys) return false;
   }
+}
+
+// Scores in what is left: all rows with all keys; then fewer rows, as long as they fill the chip; then fewer keys.
+bool CudaBackend::slice_scores(Plan& plan) const {
+  const std::int64_t rows = plan.tile_queries, all_keys = round_up(std::max<std::int64_t>(plan.shape.nk, 1), kKeyAlign);
+  const std::int64_t fewest_keys = std::min(kFewestKeys, all_keys);
+  const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes_beside_lists) -
+                            static_cast<std::int64_t>(Carver::alignment);
+  const std::int64_t pairs = room / static_cast<std::int64_t>(sizeof(float));
+  if (pairs < kRowAlign * fewest_keys) return false;
+  std::int64_t full = std::clamp(round_down(pairs / all_keys, kRowAlign), std::min(rows, 2 * kRowAlign), rows);
+  if (full * fewest_keys > pairs) full = kRowAlign;
+  plan.full_queries = static_cast<std::int32_t>(full);
+  plan.full_keys = std::clamp(round_down(pairs / full, kKeyAlign), fewest_keys, all_keys);
+  return true;
+}
+
+// Everything beside the keys' own data grows with the rows of a slice.
+bool CudaBackend::fits(Plan& plan) const {
+  plan.full_queries = 0;
+  plan.full_keys = 0;
+  if (plan.options.method == Method::dosa && !slice_keys(plan)) return false;
+  return slice_scores(plan);
 }
 
 Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
@@ -112,6 +121,7 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
     }
     plan.tile_queries = static_cast<std::int32_t>(round_up(plan.tile_queries / 2, kRowAlign));
   }
+  if (plan.options.method == Method::dense) plan.slice_keys = plan.full_keys;
   plan.workspace_bytes = Arrays(plan, nullptr).bytes;
   return plan;
 }
@@ -174,7 +184,8 @@ Result<Stats> CudaBackend::run(const Plan& plan, const Problem& problem, const S
   const Arrays& arrays = run.arrays;
   cudaError_t error = cudaMemsetAsync(arrays.counters, 0, sizeof(Counters), run.stream);
   if (error == cudaSuccess && plan.options.method == Method::dosa) {
-    error = launch_keys({run.in.k, run.in.k_scale, run.in.nk, arrays.rho, arrays.inv_alpha, arrays.exempt, &arrays.counters->exempt},
+    error = launch_keys({run.in.k, run.in.k_scale, run.in.nk, arrays.rho, arrays.inv_alpha, arrays.exempt, &arrays.counters->exempt,
+                         plan.key_slices, plan.slice_keys},
                         run.stream);
   }
   for (std::int64_t row = 0; row < run.in.nq && error == cudaSuccess; row += plan.tile_queries) {

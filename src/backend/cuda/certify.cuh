@@ -162,10 +162,11 @@ __device__ void load_panel(CertifyShared<kHeads>& shared, const CertifyInputs& a
   std::int64_t key = 0;
   if (i < count) {
     key = begin + (2 * i + 1) * (stop - begin) / (2 * count);
-    const float inverse = args.inv_alpha[key];
+    const std::int64_t at = key % args.period * args.slice_stride + key / args.period;
+    const float inverse = args.inv_alpha[at];
     if (inverse != 0) {
       alpha = args.in.k_scale[key];
-      rho = args.rho[key];
+      rho = args.rho[at];
     }
   }
   shared.panel_alpha[i] = alpha;

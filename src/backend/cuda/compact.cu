@@ -24,13 +24,12 @@ __device__ Words words_of(const CompactArgs& args, std::int64_t row) {
   constexpr int kFours = kMaskRunWords / 4;
   if (row >= args.rows) return {nullptr, 0, 0};
   const std::int64_t query = args.first_row + row;
-  const std::int64_t begin = args.ks != nullptr ? max(std::int64_t{args.ks[query]}, args.key_begin) : args.key_begin;
-  const std::int64_t end = args.ke != nullptr ? min(std::int64_t{args.ke[query]}, args.key_end) : args.key_end;
+  const int begin = args.ks != nullptr ? keys_before(args.keys, args.ks[query]) : 0;
+  const int end = args.ke != nullptr ? keys_before(args.keys, args.ke[query]) : args.keys.count;
   const bool none = begin >= end || (args.screened != nullptr && args.screened[row] == 0);
   const auto* data = reinterpret_cast<const uint4*>(args.mask + row * args.mask_stride);
   if (none) return {data, 0, 0};
-  return {data, static_cast<int>((begin - args.key_begin) / kMaskRun) * kFours,
-          static_cast<int>((end - args.key_begin + kMaskRun - 1) / kMaskRun) * kFours};
+  return {data, begin / kMaskRun * kFours, (end + kMaskRun - 1) / kMaskRun * kFours};
 }
 
 /// The words of a group's rows, in shared memory.
@@ -47,11 +46,10 @@ struct GroupWords {
     __syncthreads();
     if (thread == 0) {
       rows = args.group;
-      begin = INT32_MAX;
-      end = 0;
+      begin = end = 0;
       for (int r = 0; r < rows; ++r) {
         if (row[r].begin >= row[r].end) continue;
-        begin = min(begin, row[r].begin);
+        begin = end == 0 ? row[r].begin : min(begin, row[r].begin);
         end = max(end, row[r].end);
       }
     }
@@ -155,7 +153,6 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) 
   __shared__ GroupWords words;
   words.find(args);
   int unused = 0;
-  const auto first_key = static_cast<std::int32_t>(args.key_begin);
   const int thread = static_cast<int>(threadIdx.x);
   const auto load = [&](int i) { return words.load(i, unused); };
   std::int32_t* list = args.ids + args.offset[group];
@@ -169,11 +166,11 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const CompactArgs args) 
     const std::uint32_t word[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const auto key = first_key + static_cast<std::int32_t>(mask_key(4 * static_cast<std::int64_t>(base + thread) + j, 31));
+      const std::int64_t first = mask_key(4 * static_cast<std::int64_t>(base + thread) + j, 31);
       for (std::uint32_t left = word[j]; left != 0;) {
         const int step = __clz(static_cast<int>(left));  // the highest bit is the first step of the run
         left &= ~(0x80000000U >> step);
-        *to++ = key + static_cast<std::int32_t>(mask_key(0, 31 - step));
+        *to++ = static_cast<std::int32_t>(key_at(args.keys, first + mask_key(0, 31 - step)));
       }
     }
     if (total <= kStaged) {

@@ -1,6 +1,7 @@
 #include "backend/cuda/group.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "backend/cuda/prices.hpp"
@@ -9,6 +10,7 @@ namespace dosa::cuda {
 namespace {
 
 constexpr std::int64_t kGroupRows = 1024;  // rows that get the same budget: 16 sampled queries
+constexpr double kWorthwhile = 0.85;       // of dense: what `automatic` asks of a prediction, which does not know every cost
 
 template <typename T, typename Void>
 T* data_of(const BasicTensorView<Void>& view) {
@@ -83,7 +85,9 @@ CertifyInputs CudaGroup::certify_inputs() const {
           .inv_alpha = arrays_.inv_alpha,
           .tau = arrays_.tau,
           .base = run_.plan.options.certificate.form == Form::base,
-          .allowances = 1};
+          .allowances = 1,
+          .period = run_.plan.key_slices,
+          .slice_stride = run_.plan.slice_keys};
 }
 
 void CudaGroup::choose_budgets() {
@@ -111,7 +115,7 @@ void CudaGroup::choose_budgets() {
                           .survivor_price = survivor_price(heads) / dense,
                           .fixed_price = (witnesses + certificate_price(heads)) / keys / dense,
                           .too_loose = run_.screens_always ? std::numeric_limits<double>::infinity()
-                                                                : 1 + kSelectPrice / dense,
+                                                         : kWorthwhile * (1 + kSelectPrice / dense),
                           .budget = arrays_.budget},
                          run_.stream);
   });
@@ -138,17 +142,9 @@ void CudaGroup::take_witnesses() {
                        run_.stream);
   });
   launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // keep all
+  forget_records();
   refine_lists(arrays_.seed_count, nullptr);
-  launch([&] {
-    return launch_select_records({.rows = rows_,
-                                  .records = arrays_.records,
-                                  .record_stride = record_stride(run_.plan),
-                                  .record_count = arrays_.record_count,
-                                  .topk = topk_,
-                                  .kept = arrays_.kept,
-                                  .kept_count = arrays_.kept_count},
-                                 run_.multiprocessors, run_.stream);
-  });
+  select_records(topk_, arrays_.kept, arrays_.kept_count);
   launch([&] { return launch_tau({rows_, topk_, arrays_.kept, arrays_.kept_count, arrays_.tau}, run_.stream); });
 }
 
@@ -172,9 +168,8 @@ void CudaGroup::certify() {
 }
 
 bool CudaGroup::next_slice() {
-  if (!is_dosa() || slice_end_ >= run_.in.nk) return false;
-  slice_begin_ = slice_end_;
-  slice_end_ = std::min(run_.in.nk, slice_begin_ + run_.plan.slice_keys);
+  if (!is_dosa() || ++slice_ >= run_.plan.key_slices) return false;
+  keys_ = slice_of(run_.in.nk, slice_, run_.plan.key_slices);
   return true;
 }
 
@@ -184,15 +179,13 @@ void CudaGroup::screen() {
   for (int i = 0; i < kBudgetCount; ++i) {
     launch([&] {
       return launch_screen({.k = run_.in.k,
-                            .nk = run_.in.nk,
-                            .rho = arrays_.rho,
-                            .inv_alpha = arrays_.inv_alpha,
-                            .exempt = arrays_.exempt + mask_words(slice_begin_),
+                            .rho = arrays_.rho + slice_ * run_.plan.slice_keys,
+                            .inv_alpha = arrays_.inv_alpha + slice_ * run_.plan.slice_keys,
+                            .exempt = arrays_.exempt + slice_ * stride,
                             .ks = run_.in.ks,
                             .ke = run_.in.ke,
                             .first_row = first_row_,
-                            .key_begin = slice_begin_,
-                            .key_end = slice_end_,
+                            .keys = keys_,
                             .budget = budget_at(i),
                             .list = arrays_.list + i * rows_,
                             .list_size = arrays_.list_size + i,
@@ -214,8 +207,7 @@ void CudaGroup::screen() {
                            .ke = run_.in.ke,
                            .first_row = first_row_,
                            .rows = rows_,
-                           .key_begin = slice_begin_,
-                           .key_end = slice_end_,
+                           .keys = keys_,
                            .mask = arrays_.mask,
                            .mask_stride = stride,
                            .screened = arrays_.screened,
@@ -250,34 +242,79 @@ void CudaGroup::refine_lists(const std::int32_t* count, const std::uint8_t* scre
   });
 }
 
-// What is kept starts as the K best witnesses. Those of the slice come again as survivors, because a bound is never below its
-// score, so they are forgotten first; and as long as K are kept, the K-th can only raise tau.
-void CudaGroup::refine() {
-  const ScopedLap timed = lap(&Stats::seconds_refine);
-  refine_lists(arrays_.count, arrays_.screened);
+void CudaGroup::forget_records() {
+  launch([&] { return cudaMemsetAsync(arrays_.record_count, 0, static_cast<std::size_t>(rows_) * sizeof(std::int32_t), run_.stream); });
+}
+
+void CudaGroup::select_records(int rank, Record* kept, std::int32_t* kept_count) {
   launch([&] {
     return launch_select_records({.rows = rows_,
                                   .records = arrays_.records,
                                   .record_stride = record_stride(run_.plan),
                                   .record_count = arrays_.record_count,
-                                  .topk = topk_,
-                                  .kept = arrays_.kept,
-                                  .kept_count = arrays_.kept_count,
-                                  .first_slice = false,
-                                  .drop_begin = slice_begin_,
-                                  .drop_end = slice_end_},
+                                  .topk = rank,
+                                  .kept = kept,
+                                  .kept_count = kept_count},
                                  run_.multiprocessors, run_.stream);
   });
-  if (slice_end_ >= run_.in.nk) return;
+}
+
+// Records of all slices come together. Those of witnesses are forgotten: they come again among the survivors, because a bound
+// is never below its score.
+void CudaGroup::refine() {
+  const ScopedLap timed = lap(&Stats::seconds_refine);
+  if (slice_ == 0) forget_records();
+  refine_lists(arrays_.count, arrays_.screened);
+  if (slice_ + 1 == run_.plan.key_slices) {
+    select_records(topk_, arrays_.kept, arrays_.kept_count);
+    check_tau();
+  } else if (slice_ == 0 || slice_ == 3) {
+    guess_tau();
+  }
+}
+
+// The slices so far are an even sample of all keys, and their best scores are known. The score that K keys are expected to
+// reach, and some more for safety, is a better tau than witnesses prove where they are poor. It is no proof, so check_tau()
+// looks at the outcome. Records below it are forgotten.
+void CudaGroup::guess_tau() {
+  constexpr double kDeviations = 5;  // of a random sample; an even one is no worse
+  const double share = static_cast<double>(topk_) * (slice_ + 1) / run_.plan.key_slices;
+  const int rank = static_cast<int>(std::ceil(share + kDeviations * (std::sqrt(share) + 1)));
+  if (rank >= topk_) return;
+  select_records(rank, arrays_.guess_kept, arrays_.guess_count);
   launch([&] {
     return launch_tau({.rows = rows_,
-                       .topk = topk_,
-                       .kept = arrays_.kept,
-                       .kept_count = arrays_.kept_count,
+                       .topk = rank,
+                       .kept = arrays_.guess_kept,
+                       .kept_count = arrays_.guess_count,
                        .tau = arrays_.tau,
                        .raise = true,
                        .lowered = arrays_.lowered},
                       run_.stream);
+  });
+  const std::size_t width = static_cast<std::size_t>(rank) * sizeof(Record);
+  const std::size_t pitch = static_cast<std::size_t>(record_stride(run_.plan)) * sizeof(Record);
+  launch([&] {
+    return cudaMemcpy2DAsync(arrays_.records, pitch, arrays_.guess_kept, width, width, static_cast<std::size_t>(rows_),
+                             cudaMemcpyDeviceToDevice, run_.stream);
+  });
+  launch([&] {
+    return cudaMemcpyAsync(arrays_.record_count, arrays_.guess_count, static_cast<std::size_t>(rows_) * sizeof(std::int32_t),
+                           cudaMemcpyDeviceToDevice, run_.stream);
+  });
+}
+
+// Every key whose bound was below tau at some time has a score below it. So where the K-th of what is kept reached tau, nothing
+// was missed; a row in which it did not is scored in full.
+void CudaGroup::check_tau() {
+  launch([&] {
+    return launch_check_tau({.rows = rows_,
+                             .topk = topk_,
+                             .kept = arrays_.kept,
+                             .kept_count = arrays_.kept_count,
+                             .tau = arrays_.tau,
+                             .lost = arrays_.lost},
+                            run_.stream);
   });
 }
 

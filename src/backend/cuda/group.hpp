@@ -44,6 +44,10 @@ class CudaGroup final : public QueryGroup {
   void choose_budgets();
   void take_witnesses();
   void refine_lists(const std::int32_t* count, const std::uint8_t* screened);
+  void forget_records();
+  void select_records(int rank, Record* kept, std::int32_t* kept_count);
+  void guess_tau();
+  void check_tau();
   void score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count);
 
   const Run& run_;
@@ -51,7 +55,8 @@ class CudaGroup final : public QueryGroup {
   std::int64_t first_row_;
   std::int64_t rows_;
   int topk_;
-  std::int64_t slice_begin_ = 0, slice_end_ = 0;
+  int slice_ = -1;
+  KeySlice keys_;  // of the slice
   cudaError_t error_ = cudaSuccess;
 };
 

@@ -39,17 +39,20 @@ __device__ float norm_summary(float square) {
   return __double2float_ru(__dsqrt_ru(__dmul_ru(fmaxf(square, 0x1p-12F), kWiden / kDim)));
 }
 
-// A run of 1024 keys a CTA: its 32 words of the mask are whole.
+// A run of a slice a CTA: its 32 words of the mask are whole.
 __global__ __launch_bounds__(kThreads) void keys_kernel(KeysArgs args) {
   __shared__ std::uint32_t exempt[kMaskRunWords];
   const std::int64_t run = blockIdx.x;
+  const KeySlice slice = slice_of(args.nk, static_cast<int>(blockIdx.y), args.period);
+  if (run * kMaskRun >= slice.count) return;
   if (threadIdx.x < kMaskRunWords) exempt[threadIdx.x] = 0;
   __syncthreads();
   const int part = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x) / kLanes; i < kMaskRun; i += kAtOnce) {
-    const std::int64_t key = run * kMaskRun + i;
-    const bool exists = key < args.nk;
+    const std::int64_t in_slice = run * kMaskRun + i;
+    const bool exists = in_slice < slice.count;
+    const std::int64_t key = key_at(slice, in_slice), at_key = blockIdx.y * args.slice_stride + in_slice;
     const uint4 bytes = exists ? __ldg(reinterpret_cast<const uint4*>(args.k + key * kDim) + part) : uint4{};
     float square = sum_of_squares(bytes);
 #pragma unroll
@@ -57,8 +60,8 @@ __global__ __launch_bounds__(kThreads) void keys_kernel(KeysArgs args) {
     if (part != 0 || !exists) continue;
     const float alpha = __ldg(args.k_scale + key);
     const bool is_exempt = !(square >= 0) || !(alpha >= kSmallestScale && alpha <= kLargestScale);
-    args.rho[key] = is_exempt ? __uint_as_float(0x7F800000U) : norm_summary(square);
-    args.inv_alpha[key] = is_exempt ? 0.0F : __frcp_rn(alpha);
+    args.rho[at_key] = is_exempt ? __uint_as_float(0x7F800000U) : norm_summary(square);
+    args.inv_alpha[at_key] = is_exempt ? 0.0F : __frcp_rn(alpha);
     if (is_exempt) {
       const MaskBit at = mask_bit(i);
       atomicOr(&exempt[at.word], 1U << at.bit);
@@ -67,7 +70,7 @@ __global__ __launch_bounds__(kThreads) void keys_kernel(KeysArgs args) {
   __syncthreads();
   if (threadIdx.x < kMaskRunWords) {
     const std::uint32_t word = exempt[threadIdx.x];
-    args.exempt[run * kMaskRunWords + threadIdx.x] = word;
+    args.exempt[(blockIdx.y * args.slice_stride / kMaskRun + run) * kMaskRunWords + threadIdx.x] = word;
     const std::uint32_t count = __reduce_add_sync(0xFFFFFFFFU, __popc(word));
     if (threadIdx.x == 0 && count != 0 && args.exempt_count != nullptr) {
       atomicAdd(reinterpret_cast<unsigned long long*>(args.exempt_count), count);
@@ -79,7 +82,9 @@ __global__ __launch_bounds__(kThreads) void keys_kernel(KeysArgs args) {
 
 cudaError_t launch_keys(const KeysArgs& args, cudaStream_t stream) {
   if (args.nk == 0) return cudaSuccess;
-  keys_kernel<<<static_cast<unsigned>((args.nk + kMaskRun - 1) / kMaskRun), kThreads, 0, stream>>>(args);
+  const int runs = (slice_of(args.nk, 0, args.period).count + kMaskRun - 1) / kMaskRun;
+  const dim3 grid(static_cast<unsigned>(runs), static_cast<unsigned>(args.period));
+  keys_kernel<<<grid, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -159,6 +159,7 @@ struct RefineShared {
   alignas(1024) std::uint8_t keys[kStages][kTileKeys * kDim];
   alignas(1024) std::uint8_t queries[Columns::kColumns * kDim];
   Record records[Columns::kQueries][kRecords];
+  float weights[Columns::kColumns];
   float scales[kStages][kTileKeys];
   std::int32_t ids[kIdStages][kTileKeys];
   std::int32_t record_count[Columns::kQueries];

@@ -11,10 +11,12 @@ struct KeysArgs {
   const std::uint8_t* k;  // e4m3 [nk][128], dense, 16-byte aligned
   const float* k_scale;   // [nk]
   std::int64_t nk;
-  float* rho;                   // [nk] rho sqrt(128) >= max(||k||, 2^-6), rounded up; +inf for exempt keys
-  float* inv_alpha;             // [nk] 1 / k_scale, to nearest; 0 for exempt keys
-  std::uint32_t* exempt;        // [mask_words(nk)] as the screen's mask, keys from 0
+  float* rho;                   // [period][slice_stride] rho sqrt(128) >= max(||k||, 2^-6), rounded up; +inf for exempt keys
+  float* inv_alpha;             // [period][slice_stride] 1 / k_scale, to nearest; 0 for exempt keys
+  std::uint32_t* exempt;        // [period][mask_words(slice_stride)]: of every slice, as a row of the screen's mask
   std::uint64_t* exempt_count;  // null, or raised by the number of exempt keys
+  int period = 1;               // slices of keys: slice_of(nk, phase, period)
+  std::int64_t slice_stride = 0;  // a multiple of kMaskRun, at least the keys of slice 0, where period > 1
 };
 cudaError_t launch_keys(const KeysArgs& args, cudaStream_t stream);
 
@@ -71,6 +73,17 @@ struct TauArgs {
 };
 cudaError_t launch_tau(const TauArgs& args, cudaStream_t stream);
 
+/// check: rows of which fewer than K records are kept, or the K-th lies below tau, are lost.
+struct CheckTauArgs {
+  std::int64_t rows;
+  int topk;
+  const Record* kept;              // [rows][topk]
+  const std::int32_t* kept_count;  // [rows]
+  const float* tau;                // [rows]
+  std::uint8_t* lost;              // [rows] raised to 1
+};
+cudaError_t launch_check_tau(const CheckTauArgs& args, cudaStream_t stream);
+
 /// Row budgets that the screen has: 8, 12, 16, 20, 24, 32. The last two bound rows are the auxiliary pair.
 inline constexpr int kBudgetCount = 6;
 constexpr int budget_at(int i) { return i + 1 < kBudgetCount ? 8 + 4 * i : 32; }
@@ -86,11 +99,13 @@ struct CertifyInputs {
   Inputs in;
   std::int64_t first_row;
   std::int64_t rows;
-  const float* rho;        // [nk] as launch_keys leaves them
-  const float* inv_alpha;  // [nk]
+  const float* rho;        // as launch_keys leaves them
+  const float* inv_alpha;
   const float* tau;        // [rows]; rows of -inf get no certificate
   bool base;               // the base form (with a linear aggregate) instead of the extended one
   float allowances;        // 1; tests that must fail without the allowances set it to 0
+  int period = 1;          // as launch_keys was given
+  std::int64_t slice_stride = 0;
 };
 
 /// plan, first half: how many sampled keys would survive at every budget, for every `stride`-th row.

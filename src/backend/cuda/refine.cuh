@@ -126,6 +126,12 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       ptx::copy_16(ptx::shared(shared.queries) + swizzled(column, i % 8),
                    exists ? in.q + (((args.first_row + row) * in.heads + head) * 8 + i % 8) * 16 : in.q, exists);
     }
+    for (int column = thread; column < Columns::kColumns; column += 128) {
+      const int head = Columns::head(column);
+      const std::int64_t row = first_row + Columns::query(column);
+      const bool exists = head < in.heads && row < args.rows;
+      shared.weights[column] = exists ? in.w[(args.first_row + row) * in.w_stride + head] : padding_weight(head, in.heads);
+    }
     for (int tile = 0; tile < Shared::kAhead; ++tile) bring_ids(tile);
     ptx::commit_copies();
     ptx::wait_copies<0>();
@@ -134,15 +140,6 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       bring_keys(tile);
       bring_ids(tile + Shared::kAhead);
       ptx::commit_copies();
-    }
-    float weight[2 * kBlocks];
-#pragma unroll
-    for (int j = 0; j < 2 * kBlocks; ++j) {
-      const int column = j / 2 * 8 + 2 * in_quad + j % 2;
-      const int head = Columns::head(column);
-      const std::int64_t row = first_row + Columns::query(column);
-      const bool exists = head < in.heads && row < args.rows;
-      weight[j] = exists ? in.w[(args.first_row + row) * in.w_stride + head] : padding_weight(head, in.heads);
     }
     const LaneQueries<Lane> queries(args, first_row, in_quad);
     const std::uint32_t heads = rows_at(shared.queries);
@@ -165,23 +162,37 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
       ptx::commit_copies();
       const float scale[2] = {shared.scales[stage][in_tile], shared.scales[stage][in_tile + 8]};
       wgmma_wait<0>(dot);
+      float weight[2 * kBlocks];  // read again for every tile: there are no registers to keep them in
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const float2 pair = *reinterpret_cast<const float2*>(&shared.weights[8 * j + 2 * in_quad]);
+        weight[2 * j] = pair.x;
+        weight[2 * j + 1] = pair.y;
+      }
       const Lane scores = sum_heads<Columns>(dot, weight, scale);
 
       // Visible and not below tau: a record. A NaN is not below anything.
       const int left = count - (split + tile * work.splits) * Shared::kTileKeys;
+      int id[Lane::kHalves];
 #pragma unroll
-      for (int half = 0; half < Lane::kHalves; ++half) {
-        const int key = scored + 8 * half;
-        const int id = shared.ids[tile % Shared::kIdStages][key];
+      for (int half = 0; half < Lane::kHalves; ++half) id[half] = shared.ids[tile % Shared::kIdStages][scored + 8 * half];
 #pragma unroll
-        for (int i = 0; i < Lane::kRows; ++i) {
-          const float score = scores.value[i][half];
-          const bool keep = records && key < left && id >= queries.begin[i] && id < queries.end[i] && !(score < queries.tau[i]);
-          if (!keep) continue;
-          const int query = Lane::query(in_quad) + i * Columns::kGroup;
-          const int at = atomicAdd(&shared.record_count[query], 1);
-          shared.records[query][at] = make_record(score, static_cast<std::uint32_t>(id));
-          filling = filling || at >= Shared::kRecords - Shared::kTileKeys - 1;
+      for (int i = 0; i < Lane::kRows; ++i) {
+        bool keep[Lane::kHalves];
+        int kept = 0;
+#pragma unroll
+        for (int half = 0; half < Lane::kHalves; ++half) {
+          keep[half] = records && scored + 8 * half < left && id[half] >= queries.begin[i] && id[half] < queries.end[i] &&
+                       !(scores.value[i][half] < queries.tau[i]);
+          kept += keep[half] ? 1 : 0;
+        }
+        if (kept == 0) continue;
+        const int query = Lane::query(in_quad) + i * Columns::kGroup;
+        int at = atomicAdd(&shared.record_count[query], kept);
+        filling = filling || at + kept > Shared::kRecords - Shared::kTileKeys;
+#pragma unroll
+        for (int half = 0; half < Lane::kHalves; ++half) {
+          if (keep[half]) shared.records[query][at++] = make_record(scores.value[i][half], static_cast<std::uint32_t>(id[half]));
         }
       }
     }

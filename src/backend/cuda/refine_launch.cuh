@@ -11,11 +11,9 @@ template <int kHeads>
 cudaError_t launch_refine_as(const RefineArgs& args, int multiprocessors, cudaStream_t stream) {
   static_assert(group_rows(kHeads) == RefineShared<kHeads>::Columns::kQueries);
   if (args.rows <= 0) return cudaSuccess;
-  cudaError_t error = cudaMemsetAsync(args.record_count, 0, static_cast<std::size_t>(args.rows) * sizeof(std::int32_t), stream);
-  if (error != cudaSuccess) return error;
   const auto kernel = refine_kernel<kHeads>;
   constexpr int kSharedBytes = sizeof(RefineShared<kHeads>);
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
 
   // Lists are split until every CTA has some units, so that the last ones to finish are not far behind.

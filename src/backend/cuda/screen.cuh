@@ -34,14 +34,14 @@ __device__ __forceinline__ void bring_bounds(ScreenShared<kBudget>& shared, cons
     // The visible keys of the tile's rows, within the chunk. Lane i knows query i.
     const int chunk = static_cast<int>(u / tiles);
     const int at = static_cast<int>(u - static_cast<std::int64_t>(chunk) * tiles) * Tile::kQueries + lane;
-    const int chunk_begin = static_cast<int>(args.key_begin) + chunk * work.chunk_keys;
-    const int chunk_end = min(chunk_begin + work.chunk_keys, static_cast<int>(args.key_end));
+    const int chunk_begin = chunk * work.chunk_keys;
+    const int chunk_end = min(chunk_begin + work.chunk_keys, args.keys.count);
     ScreenQuery mine{0.0F, 0.0F, 0.0F, 0.0F, -1, 0, 0};
     if (lane < Tile::kQueries && at < listed) {
       mine.row = args.list[at];
       const std::int64_t query = args.first_row + mine.row;
-      mine.begin = args.ks != nullptr ? max(args.ks[query], static_cast<int>(args.key_begin)) : static_cast<int>(args.key_begin);
-      mine.end = args.ke != nullptr ? min(args.ke[query], static_cast<int>(args.key_end)) : static_cast<int>(args.key_end);
+      mine.begin = args.ks != nullptr ? keys_before(args.keys, args.ks[query]) : 0;
+      mine.end = args.ke != nullptr ? keys_before(args.keys, args.ke[query]) : args.keys.count;
     }
     const bool sees = max(mine.begin, chunk_begin) < min(mine.end, chunk_end);
     const int begin = __reduce_min_sync(0xFFFFFFFFU, sees ? max(mine.begin, chunk_begin) : chunk_end);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void bring_screened_keys(ScreenShared<kBudget>& share
                                                     int lane) {
   using Shape = typename ScreenTile<kBudget>::Shape;
   const ScreenArgs& args = work.args;
-  const int nk = static_cast<int>(args.nk);
+  const int count = args.keys.count;
   int stage = 0;
   unsigned parity = 1;
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ void bring_screened_keys(ScreenShared<kBudget>& share
 #pragma unroll
         for (int i = 0; i < 64; i += 32) {
           const std::uint32_t to = ptx::shared(&shared.key[stage][w * 64 + i + lane]);
-          const bool exists = key + i + lane < nk;
+          const bool exists = key + i + lane < count;
           const int from = exists ? key + i + lane : 0;
           ptx::copy_4(to, args.rho + from, exists);
           ptx::copy_4(to + 4, args.inv_alpha + from, exists);
@@ -262,9 +262,9 @@ __device__ __forceinline__ void screen_keys(ScreenShared<kBudget>& shared, const
     // A word a query: survivors and exempt keys that the query sees.
     const auto write = [&](int super) {
       const int run_key = unit.key + super * (Shape::kWarpgroups * kMaskRun) + warpgroup * kMaskRun;
-      if (run_key >= args.key_end) return;
+      if (run_key >= args.keys.count) return;
       const int word = in_block / 16 * 8 + in_block % 8;  // of the run
-      const std::int64_t at = (run_key - args.key_begin) / kMaskRun * kMaskRunWords + word;
+      const std::int64_t at = run_key / kMaskRun * kMaskRunWords + word;
       const std::uint32_t exempt = args.exempt != nullptr ? args.exempt[at] : 0U;
 #pragma unroll
       for (int group = 0; group < Tile::kGroups; ++group) {

@@ -12,7 +12,7 @@ template <int kBudget>
 cudaError_t launch_screen_as(const ScreenArgs& args, int multiprocessors, cudaStream_t stream) {
   using Tile = ScreenTile<kBudget>;
   using Shape = typename Tile::Shape;
-  const std::int64_t keys = args.key_end - args.key_begin;
+  const std::int64_t keys = args.keys.count;
   if (keys <= 0 || args.list_capacity <= 0) return cudaSuccess;
 
   // Chunks as for scores: at most 4 MiB of keys, and enough units that the last round costs little. How many rows there are
@@ -26,7 +26,7 @@ cudaError_t launch_screen_as(const ScreenArgs& args, int multiprocessors, cudaSt
   const auto chunks = static_cast<int>((keys + chunk - 1) / chunk);
 
   CUtensorMap map;
-  cudaError_t error = make_key_map(map, args.k, args.nk, 64);
+  cudaError_t error = make_key_map(map, args.k + args.keys.phase * kDim, keys, 64, args.keys.period);
   if (error != cudaSuccess) return error;
   const auto kernel = screen_kernel<kBudget>;
   constexpr int kSharedBytes = sizeof(ScreenShared<kBudget>);

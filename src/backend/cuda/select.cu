@@ -320,7 +320,7 @@ __device__ void count_found(Job<Row>& job, Shared& shared) {
 // The K first of a row and of the records kept so far. All CTAs of a cluster share one row.
 template <class Row, int kThreads>
 __device__ void select_row(const Row& row, int topk, int capacity, Record* kept, std::int32_t* kept_count,
-                           int carried, Visible dropped = {0, 0}) {
+                           int carried) {
   using Buffer = RecordBuffer<kThreads>;
   extern __shared__ Record storage[];
   __shared__ typename Buffer::Shared shared;
@@ -342,9 +342,7 @@ __device__ void select_row(const Row& row, int topk, int capacity, Record* kept,
     if (job.share.part == 0) {
       for (int first = 0; first < job.carried; first += kThreads) {
         const int i = first + static_cast<int>(threadIdx.x);
-        const Record record = i < job.carried ? job.kept[i] : kEveryRecord;
-        const std::int64_t id = id_of(record);
-        buffer.offer(i < job.carried && (id < dropped.begin || id >= dropped.end), record);
+        buffer.offer(i < job.carried, i < job.carried ? job.kept[i] : kEveryRecord);
       }
     }
     if (job.share.parts == 1 && job.carried == 0 && job.row.count <= capacity) {
@@ -420,7 +418,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kern
   }
   const RecordRow row{args.records + r * args.record_stride, static_cast<std::uint32_t>(min(std::int64_t{count}, args.record_stride))};
   select_row<RecordRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count,
-                                  args.first_slice ? 0 : *kept_count, {args.drop_begin, args.drop_end});
+                                  args.first_slice ? 0 : *kept_count);
 }
 
 // Many rows: two CTAs a multiprocessor, so that one compacts while the other reads. Few rows: as many CTAs a row as

@@ -108,9 +108,9 @@ struct SelectScoresArgs {
 };
 cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// Survivors of one row among the keys [key_begin, key_end) of a slice: one bit a key, set = survives. Keys come in runs of
-/// 1024 from key_begin, 32 words a run, laid out as tensor-core accumulators hold them. Bits of keys outside the row's
-/// visible range, or at key_end and beyond, are 0; words of runs in which the row sees nothing are unspecified.
+/// Survivors of one row among the keys of a slice: one bit a key, set = survives. Keys come in runs of 1024, 32 words a run,
+/// laid out as tensor-core accumulators hold them. Bits of keys outside the row's visible range are 0; words of runs in which
+/// the row sees nothing are unspecified.
 inline constexpr int kMaskRun = 1024;
 inline constexpr int kMaskRunWords = kMaskRun / 32;
 
@@ -122,7 +122,7 @@ struct MaskBit {
   int bit;
 };
 
-/// Where key key_begin + i is.
+/// Where key i of the slice is.
 constexpr MaskBit mask_bit(std::int64_t i) {
   const int in_run = static_cast<int>(i % kMaskRun);
   return {i / kMaskRun * kMaskRunWords + in_run % 64 / 16 * 8 + in_run % 8, 31 - (in_run / 64 * 2 + in_run / 8 % 2)};
@@ -135,7 +135,27 @@ constexpr std::int64_t mask_key(std::int64_t word, int bit) {
   return word / kMaskRunWords * kMaskRun + step / 2 * 64 + in_run / 8 * 16 + step % 2 * 8 + in_run % 8;
 }
 
-/// screen: the bound of every key of [key_begin, key_end) against tau, for the listed rows, all of one row budget
+/// Keys of a slice: phase, phase + period, ... A period above 1 makes every slice an even sample of all keys.
+struct KeySlice {
+  int phase = 0;
+  int period = 1;
+  int count = 0;
+};
+
+constexpr KeySlice slice_of(std::int64_t nk, int phase, int period) {
+  return {phase, period, static_cast<int>((nk - phase + period - 1) / period)};
+}
+
+/// The number of key `i` of a slice.
+constexpr std::int64_t key_at(const KeySlice& slice, std::int64_t i) { return i * slice.period + slice.phase; }
+
+/// How many keys of the slice come before `key`.
+constexpr int keys_before(const KeySlice& slice, std::int64_t key) {
+  const std::int64_t before = key <= slice.phase ? 0 : (key - slice.phase + slice.period - 1) / slice.period;
+  return before < slice.count ? static_cast<int>(before) : slice.count;
+}
+
+/// screen: the bound of every key of a slice against tau, for the listed rows, all of one row budget
 /// R = 8, 12, 16, 20, 24 or 32. With r = R - 2 retained heads and x = the dot of a bound row and a key as the tensor core
 /// rounds it, a key is rejected if
 ///
@@ -145,15 +165,13 @@ constexpr std::int64_t mask_key(std::int64_t word, int bit) {
 /// The aggregate is linear: its sign is in the sigmas.
 struct ScreenArgs {
   const std::uint8_t* k;            // e4m3 [nk][128], dense, 16-byte aligned
-  std::int64_t nk;
-  const float* rho;                 // [nk]; +inf for exempt keys
-  const float* inv_alpha;           // [nk] 1 / alpha; 0 for exempt keys
-  const std::uint32_t* exempt;      // [mask_words(key_end - key_begin)] as the mask, bits of exempt keys of the slice; or null
+  const float* rho;                 // [keys of the slice]; +inf for exempt keys
+  const float* inv_alpha;           // [keys of the slice] 1 / alpha; 0 for exempt keys
+  const std::uint32_t* exempt;      // as a row of the mask, bits of exempt keys; or null
   const std::int32_t* ks;           // [nq] or null (0)
   const std::int32_t* ke;           // [nq] or null (nk)
   std::int64_t first_row;           // row r of the slice is query first_row + r
-  std::int64_t key_begin;           // a multiple of 1024
-  std::int64_t key_end;
+  KeySlice keys;
   int budget;                       // R
   const std::int32_t* list;         // [*list_size] rows of the slice with this budget, ascending
   const std::int32_t* list_size;    // [1]
@@ -166,7 +184,7 @@ struct ScreenArgs {
   const float* sigma;               // [rows][2] high, low
   const float* tau;                 // [rows] tau', lowered for the screen's own roundings; finite
   std::uint32_t* mask;              // [rows][mask_stride]; only listed rows are written
-  std::int64_t mask_stride;         // words, at least mask_words(key_end - key_begin)
+  std::int64_t mask_stride;         // words, at least mask_words(keys.count)
 };
 cudaError_t launch_screen(const ScreenArgs& args, int multiprocessors, cudaStream_t stream);
 
@@ -179,11 +197,10 @@ constexpr int group_rows(int heads) { return heads <= 8 ? 16 : heads <= 16 ? 8 :
 /// rows are lost: they must be scored in full.
 struct CompactArgs {
   const std::int32_t* ks;           // [nq] or null (0)
-  const std::int32_t* ke;           // [nq] or null (key_end)
+  const std::int32_t* ke;           // [nq] or null (nk)
   std::int64_t first_row;
   std::int64_t rows;
-  std::int64_t key_begin;
-  std::int64_t key_end;
+  KeySlice keys;
   const std::uint32_t* mask;        // [rows][mask_stride], 16-byte aligned
   std::int64_t mask_stride;         // a multiple of 4
   const std::uint8_t* screened;     // [rows] 0: the row has no mask; or null (all have)
@@ -211,13 +228,12 @@ struct RefineArgs {
   const float* tau;              // [rows]; NaN or -inf: keep everything
   Record* records;               // [rows][record_stride]
   std::int64_t record_stride;
-  std::int32_t* record_count;    // [rows], set by the kernel
+  std::int32_t* record_count;    // [rows], raised by the kernel
   std::uint8_t* lost;            // [rows] raised to 1 where there were more records than record_stride
 };
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// select over records: per row, the K first of its records and of those kept so far. No record may come twice; kept ones with
-/// ids in [drop_begin, drop_end) are forgotten first, and should they be among the K best, must come again.
+/// select over records: per row, the K first of its records and of those kept so far. No record may come twice.
 struct SelectRecordsArgs {
   std::int64_t rows;
   const Record* records;             // [rows][record_stride]
@@ -227,8 +243,6 @@ struct SelectRecordsArgs {
   Record* kept;                      // [rows][topk] in and out, unsorted
   std::int32_t* kept_count;          // [rows]
   bool first_slice = true;           // true: nothing has been kept of these rows yet
-  std::int64_t drop_begin = 0;
-  std::int64_t drop_end = 0;
 };
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
 

@@ -23,11 +23,11 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 }  // namespace
 
-cudaError_t make_key_map(CUtensorMap& map, const std::uint8_t* k, std::int64_t nk, int box_rows) {
+cudaError_t make_key_map(CUtensorMap& map, const std::uint8_t* k, std::int64_t nk, int box_rows, int period) {
   const auto encode = encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t size[2] = {kDim, static_cast<cuuint64_t>(nk)};
-  const cuuint64_t stride[1] = {kDim};  // bytes, of dimension 1
+  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(period) * kDim};  // bytes, of dimension 1
   const cuuint32_t box[2] = {kDim, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::uint8_t*>(k), size, stride,

@@ -9,7 +9,7 @@ namespace dosa::cuda {
 
 /// Keys as rows of 128 bytes, to be copied in boxes of `box_rows` rows with the 128-byte swizzle that tensor cores
 /// read. Rows at nk and beyond arrive as zeros. `k` is 16-byte aligned. Errors: cudaErrorNotSupported if the driver has
-/// no tensor maps.
-cudaError_t make_key_map(CUtensorMap& map, const std::uint8_t* k, std::int64_t nk, int box_rows);
+/// no tensor maps. `period`: of every period-th row, nk of them.
+cudaError_t make_key_map(CUtensorMap& map, const std::uint8_t* k, std::int64_t nk, int box_rows, int period = 1);
 
 }  // namespace dosa::cuda

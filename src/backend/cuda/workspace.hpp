@@ -27,13 +27,11 @@ constexpr std::int64_t anchor_count(std::int64_t rows) {
 constexpr std::int64_t seed_stride(int topk) { return max_witnesses(topk, anchor_winners(topk)); }
 
 /// Lists have room for one of so many keys of each group of rows: neighbours together keep more than one row does.
-inline constexpr std::int64_t kListShare = 4;
+inline constexpr std::int64_t kListShare = 2;
 
-/// Records have room for all witnesses, and for one of so many keys.
-inline constexpr std::int64_t kRecordShare = 32;
-
+/// Records of a row: all witnesses, later what reaches tau. Below a poor one there may be many more than K in the first slice.
 constexpr std::int64_t record_stride(const Plan& plan) {
-  return std::max(seed_stride(plan.shape.topk), plan.slice_keys / kRecordShare);
+  return std::min(seed_stride(plan.shape.topk) + 2 * std::int64_t{plan.shape.topk}, std::max<std::int64_t>(plan.shape.nk, 1));
 }
 
 constexpr int kWidestBudget = budget_at(kBudgetCount - 1);
@@ -46,9 +44,9 @@ struct Arrays {
   float* scores;             // [full_queries][full_keys]; shares its place with what screening lists
 
   // dosa alone
-  float* rho;             // [nk]
-  float* inv_alpha;       // [nk]
-  std::uint32_t* exempt;  // [mask_words(nk)]
+  float* rho;             // [key_slices][slice_keys]
+  float* inv_alpha;       // [key_slices][slice_keys]
+  std::uint32_t* exempt;  // [key_slices][mask_words(slice_keys)]
 
   Record* anchor_kept;        // [anchors][winners]
   std::int32_t* anchor_size;  // [anchors]
@@ -72,9 +70,11 @@ struct Arrays {
   std::int64_t* offset;      // [rows], of groups of rows
   std::int32_t* count;       // [rows], of groups of rows
   std::int32_t* record_count;  // [rows]
+  Record* guess_kept;          // [rows][rank], rank < topk; where there are slices
+  std::int32_t* guess_count;   // [rows]
 
   std::int32_t* ids;    // witnesses [groups][seed_stride], later survivors [list_capacity]
-  Record* records;      // [rows][record_stride]
+  Record* records;      // [rows][record_stride] of witnesses, later of all slices
   std::uint32_t* mask;  // [rows][mask_words(slice_keys)]
 
   std::size_t bytes;
@@ -94,6 +94,7 @@ struct Arrays {
       mask = lists.take<std::uint32_t>(rows * mask_words(plan.slice_keys));
       ids = lists.take<std::int32_t>(plan.list_capacity);
       records = lists.take<Record>(rows * record_stride(plan));
+      guess_kept = lists.take<Record>(plan.key_slices > 1 ? rows * plan.shape.topk : 0);
     }
     scores = carver.take<float>(std::int64_t{plan.full_queries} * plan.full_keys);
     bytes = std::max(carver.used(), lists.used());
@@ -103,11 +104,11 @@ struct Arrays {
   Arrays() = default;
 
   void take_certificates(Carver& carver, const Plan& plan) {
-    const std::int64_t rows = plan.tile_queries, nk = plan.shape.nk;
+    const std::int64_t rows = plan.tile_queries;
     const std::int64_t anchors = rows / kAnchorStep + 1, most = anchor_winners(plan.shape.topk);
-    rho = carver.take<float>(nk);
-    inv_alpha = carver.take<float>(nk);
-    exempt = carver.take<std::uint32_t>(mask_words(nk));
+    rho = carver.take<float>(plan.key_slices * plan.slice_keys);
+    inv_alpha = carver.take<float>(plan.key_slices * plan.slice_keys);
+    exempt = carver.take<std::uint32_t>(plan.key_slices * mask_words(plan.slice_keys));
     anchor_kept = carver.take<Record>(anchors * most);
     anchor_size = carver.take<std::int32_t>(anchors);
     winners = carver.take<std::int32_t>(anchors * most);
@@ -129,6 +130,7 @@ struct Arrays {
     offset = carver.take<std::int64_t>(rows);
     count = carver.take<std::int32_t>(rows);
     record_count = carver.take<std::int32_t>(rows);
+    guess_count = carver.take<std::int32_t>(rows);
   }
 };
 
