@@ -93,7 +93,12 @@ Result<Stats> stage_times(const Problem& problem, Options options, Method method
 /// A B C A B C ...; one round before the clock starts, to fault pages in and fill caches.
 Result<Race> race(const Problem& problem, const BenchArgs& args) {
   Race result;
-  for (const Method method : args.methods) {
+  std::vector<Method> methods = args.methods;
+  if (methods.empty()) {
+    methods = {Method::dense, Method::fused, Method::dosa, Method::automatic};
+    std::erase_if(methods, [&](Method method) { return !has_method(args.options.backend, method); });
+  }
+  for (const Method method : methods) {
     Options options = args.options;
     options.method = method;
     auto runner = Runner::create(problem, options);

@@ -31,7 +31,7 @@ struct VerifyArgs {
 struct BenchArgs {
   std::vector<std::string> traces;
   std::vector<std::int32_t> topk = {2048};
-  std::vector<Method> methods = {Method::dense, Method::fused, Method::dosa, Method::automatic};
+  std::vector<Method> methods;  ///< empty: all that the backend has
   Options options;
   std::int32_t repeats = 7;
   std::int64_t queries = 0;     ///< the last queries of the trace only; 0: all

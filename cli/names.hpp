@@ -18,6 +18,11 @@ struct Named {
 
 inline constexpr std::array kMethods = {Named{"auto", Method::automatic}, Named{"dense", Method::dense},
                                         Named{"fused", Method::fused}, Named{"dosa", Method::dosa}};
+/// Whether a backend computes a method.
+constexpr bool has_method(Backend backend, Method method) noexcept {
+  return backend == Backend::cpu || method != Method::fused;
+}
+
 inline constexpr std::array kScreeningMethods = {Named{"auto", Method::automatic}, Named{"dosa", Method::dosa}};
 inline constexpr std::array kBackends = {Named{"cpu", Backend::cpu}, Named{"cuda", Backend::cuda}};
 inline constexpr std::array kForms = {Named{"auto", Form::automatic}, Named{"base", Form::base},

@@ -59,11 +59,10 @@ Result<std::vector<Verdict>> verify_methods(const Problem& problem, const Verify
   std::vector<Runner> runners;
   std::vector<std::string_view> names;
   for (const auto& [name, method] : kMethods) {
+    if (!has_method(args.options.backend, method)) continue;
     Options options = args.options;
     options.method = method;
     auto runner = Runner::create(problem, options);
-    // The gpu may lack a method; dense it has.
-    if (!runner && options.backend == Backend::cuda && method != Method::dense) continue;
     if (!runner) return tl::unexpected(runner.error());
     names.push_back(name);
     const Progress progress(fmt::format("selecting with {}", name));

@@ -205,11 +205,14 @@ std::string unavailable_reason(Backend backend) {
 }
 
 std::string Plan::describe() const {
-  return fmt::format(
-      "{} queries x {} keys, {} heads x {}, topk {}: {} on {} thread{}, {} queries a group, {} keys a slice, panel of {}, "
-      "{} records a query, {} key part{}, workspace {} bytes",
-      shape.nq, shape.nk, shape.heads, shape.dim, shape.topk, implementation, threads, threads == 1 ? "" : "s", tile_queries,
-      slice_keys, panel_keys, record_capacity, key_parts, key_parts == 1 ? "" : "s", workspace_bytes);
+  const std::string sizes =
+      options.backend == Backend::cuda
+          ? fmt::format("{} queries and {} keys a slice ({} slice{}), scores of {} x {} stored at a time", tile_queries, slice_keys,
+                        key_slices, key_slices == 1 ? "" : "s", full_queries, full_keys)
+          : fmt::format("threads {}, {} queries a group, {} keys a slice, panel of {}, {} records a query, {} key part{}", threads,
+                        tile_queries, slice_keys, panel_keys, record_capacity, key_parts, key_parts == 1 ? "" : "s");
+  return fmt::format("{} queries x {} keys, {} heads x {}, topk {}: {}, {}, workspace {} bytes{}{}", shape.nq, shape.nk, shape.heads,
+                     shape.dim, shape.topk, implementation, sizes, workspace_bytes, reason.empty() ? "" : "; ", reason);
 }
 
 Stats& operator+=(Stats& sum, const Stats& other) noexcept {
