@@ -19,7 +19,7 @@ constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query t
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
 constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`: anchors would cost too much
-constexpr std::int64_t kMostSlices = 16;         // of keys, unless memory is short,
+constexpr std::int64_t kMostSlices = 12;         // of keys, unless memory is short,
 constexpr std::int64_t kSlicePairs = std::int64_t{1} << 29;  // each with so many query-key pairs at least
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }

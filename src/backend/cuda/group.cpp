@@ -268,7 +268,7 @@ void CudaGroup::refine() {
   if (slice_ + 1 == run_.plan.key_slices) {
     select_records(topk_, arrays_.kept, arrays_.kept_count);
     check_tau();
-  } else if (slice_ == 0 || slice_ == 3) {
+  } else if (slice_ == 0 || slice_ == 2) {
     guess_tau();
   }
 }
