@@ -9,7 +9,8 @@
 #include "backend/cpu/peak.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
+#include "io/run_json.hpp"
 #include "run.hpp"
 
 namespace dosa::cli {
@@ -190,7 +191,7 @@ JsonObject json_of(const Contender& contender, const Race& race) {
       .add("scored_in_full", scored_share(contender.stats))
       .add("plan", contender.runner.plan().describe())
       .add("workspace_bytes", static_cast<std::int64_t>(contender.runner.plan().workspace_bytes))
-      .add("stats", cli::json_of(contender.stats));
+      .add("stats", json_of(contender.stats));
   return json;
 }
 
@@ -207,7 +208,7 @@ void print_json(const std::string& trace, const Race& race, const BenchArgs& arg
       .add("backend", name_in(kBackends, args.options.backend))
       .add("implementation", plan.implementation)
       .add("threads", plan.threads)
-      .add("shape", cli::json_of(plan.shape))
+      .add("shape", json_of(plan.shape))
       .add("repeats", args.repeats);
   if (!race.peak.values.empty()) line.add("peak_macs_per_second", race.peak.median());
   line.add("methods", std::span<const JsonObject>(methods))

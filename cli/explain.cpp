@@ -9,7 +9,8 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
+#include "io/run_json.hpp"
 #include "run.hpp"
 
 namespace dosa::cli {
@@ -213,115 +214,10 @@ void print_text(const Explained& e) {
   if (e.args.audit) print_audit(e.audit);
 }
 
-// ---- JSON --------------------------------------------------------------------------------------------------------
-
-JsonObject json_of(const SlackParts& slack) {
-  JsonObject json;
-  json.add("projection", slack.projection)
-      .add("left_out", slack.left_out)
-      .add("aggregate", slack.aggregate)
-      .add("allowances", slack.allowances)
-      .add("integers", slack.integers)
-      .add("total", slack.total());
-  return json;
-}
-
-std::vector<JsonObject> json_of(std::span<const BudgetPrediction> budgets) {
-  std::vector<JsonObject> list;
-  for (const BudgetPrediction& budget : budgets) {
-    list.emplace_back()
-        .add("row_budget", budget.budget)
-        .add("form", name_in(kForms, budget.form))
-        .add("precision", name_in(kPrecisions, budget.precision))
-        .add("survivors", budget.survivors)
-        .add("work", budget.work);
-  }
-  return list;
-}
-
-JsonObject json_of(const RowExplanation& row) {
-  const RowReport& report = row.report;
-  JsonObject json;
-  json.add("row", row.row)
-      .add("visible", report.visible)
-      .add("positive_heads", row.positive)
-      .add("negative_heads", row.negative)
-      .add("zero_heads", row.zero)
-      .add("path", name_in(kPaths, report.path))
-      .add("form", name_in(kForms, report.form))
-      .add("precision", name_in(kPrecisions, report.precision))
-      .add("bound_rows", report.bound_rows)
-      .add("retained", report.retained)
-      .add("survivors", report.survivors)
-      .add("refined", report.refined)
-      .add("seeds", report.seeds)
-      .add("tau", static_cast<double>(report.tau))
-      .add("deficit", row.deficit)
-      .add("predicted_work", static_cast<double>(report.predicted_work))
-      .add("measured_work", row.measured_work);
-  if (!row.sample) return json;
-  const std::vector<JsonObject> budgets = json_of(row.sample->budgets);
-  JsonObject sample;
-  sample.add("keys", static_cast<std::int64_t>(row.sample->keys.size()))
-      .add("exempt", row.sample->exempt)
-      .add("sd", row.sample->sd)
-      .add("deficit_sd", row.deficit / row.sample->sd)
-      .add("survivors", row.sample->survivors)
-      .add("slack_near_tau_sd", json_of(row.sample->near_tau))
-      .add("slack_sd", json_of(row.sample->all))
-      .add("margins_sd", std::span<const double>(row.sample->margins))
-      .add("budgets", std::span<const JsonObject>(budgets));
-  json.add("sample", sample);
-  return json;
-}
-
-JsonObject json_of(const Audit& audit) {
-  std::vector<JsonObject> closest;
-  for (const Rejection& r : audit.closest) {
-    closest.emplace_back()
-        .add("row", r.row)
-        .add("key", r.key)
-        .add("score", static_cast<double>(r.score))
-        .add("bound", static_cast<double>(r.bound))
-        .add("tau", static_cast<double>(r.tau));
-  }
-  JsonObject json;
-  json.add("passed", audit.passed())
-      .add("keys", audit.keys)
-      .add("rejections", audit.rejections)
-      .add("bounds_below_score", audit.bounds_below_score)
-      .add("winners_rejected", audit.winners_rejected)
-      .add("smallest_slack", audit.smallest_slack)
-      .add("smallest_gap", audit.smallest_gap)
-      .add("closest", std::span<const JsonObject>(closest));
-  return json;
-}
-
 void print_json(const Explained& e) {
-  const Plan& plan = e.what.plan;
-  std::vector<JsonObject> rows;
-  for (const RowExplanation& row : e.what.rows) rows.push_back(json_of(row));
-  const std::vector<JsonObject> budgets = json_of(e.what.budgets);
-  const std::vector<double> quantiles(kMarginQuantiles.begin(), kMarginQuantiles.end());
   JsonObject line("explain");
-  line.add("case", case_name(e.trace))
-      .add("trace", e.trace)
-      .add("shape", cli::json_of(plan.shape))
-      .add("method", name_in(kMethods, plan.options.method))
-      .add("implementation", plan.implementation)
-      .add("threads", plan.threads)
-      .add("plan", plan.describe())
-      .add("stats", cli::json_of(e.what.stats))
-      .add("seconds", e.what.seconds)
-      .add("dense_seconds", e.what.dense_seconds)
-      .add("predicted_work", e.what.predicted_work)
-      .add("measured_work", e.what.measured_work)
-      .add("indexer_share", e.args.share)
-      .add("whole_predicted", whole_speed(e.args.share, 1 / e.what.predicted_work))
-      .add("whole_measured", whole_speed(e.args.share, e.what.speed()))
-      .add("margin_quantiles", std::span<const double>(quantiles))
-      .add("budgets", std::span<const JsonObject>(budgets))
-      .add("rows", std::span<const JsonObject>(rows));
+  line.add("case", case_name(e.trace)).add("trace", e.trace);
+  add_explanation(line, e.what, e.args.share);
   if (e.args.audit) line.add("audit", json_of(e.audit));
   fmt::print("{}\n", line.line());
 }

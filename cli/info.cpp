@@ -2,7 +2,7 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
 #include "run.hpp"
 
 namespace dosa::cli {

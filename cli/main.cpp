@@ -12,7 +12,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "dosa/indexer.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
 
 namespace dosa::cli {
 namespace {

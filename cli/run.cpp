@@ -157,45 +157,4 @@ double scored_share(const Stats& stats) noexcept {
   return share(stats.seeds + stats.refined + stats.full, stats.visible);
 }
 
-JsonObject json_of(const ProblemShape& shape) {
-  JsonObject json;
-  json.add("nq", shape.nq).add("nk", shape.nk).add("heads", shape.heads).add("dim", shape.dim).add("topk", shape.topk);
-  return json;
-}
-
-JsonObject json_of(const Stats& stats) {
-  JsonObject path;
-  path.add("empty", stats.path.empty)
-      .add("short_rows", stats.path.short_rows)
-      .add("dosa", stats.path.dosa)
-      .add("full", stats.path.full)
-      .add("full_context", stats.path.full_context)
-      .add("full_loose", stats.path.full_loose)
-      .add("full_exempt", stats.path.full_exempt);
-  JsonObject seconds;
-  seconds.add("seed", stats.seconds_seed)
-      .add("certify", stats.seconds_certify)
-      .add("screen", stats.seconds_screen)
-      .add("refine", stats.seconds_refine)
-      .add("select", stats.seconds_select)
-      .add("score", stats.seconds_score);
-  JsonObject json;
-  json.add("rows", stats.rows)
-      .add("clamped_rows", stats.clamped_rows)
-      .add("path", path)
-      .add("visible", stats.visible)
-      .add("seeds", stats.seeds)
-      .add("screened", stats.screened)
-      .add("survivors", stats.survivors)
-      .add("refined", stats.refined)
-      .add("full", stats.full)
-      .add("exempt", stats.exempt)
-      .add("bound_rows", stats.bound_rows)
-      .add("compactions", stats.compactions)
-      .add("predicted_work", stats.predicted_work)
-      .add("planned_rows", stats.planned_rows)
-      .add("thread_seconds", seconds);
-  return json;
-}
-
 }  // namespace dosa::cli

@@ -87,7 +87,4 @@ std::vector<std::string> describe_paths(const PathCounts& path);
 double rejected_share(const Stats& stats) noexcept;
 double scored_share(const Stats& stats) noexcept;
 
-JsonObject json_of(const ProblemShape& shape);
-JsonObject json_of(const Stats& stats);
-
 }  // namespace dosa::cli

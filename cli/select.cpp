@@ -2,7 +2,8 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
+#include "io/run_json.hpp"
 #include "run.hpp"
 
 namespace dosa::cli {

@@ -7,7 +7,8 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "names.hpp"
+#include "io/names.hpp"
+#include "io/run_json.hpp"
 #include "run.hpp"
 #include "score/oracle.hpp"
 #include "select/records.hpp"
@@ -220,7 +221,7 @@ void print_json(const std::string& trace, const Problem& problem, const VerifyAr
   JsonObject line("verify");
   line.add("case", case_name(trace))
       .add("trace", trace)
-      .add("shape", cli::json_of(shape_of(problem)))
+      .add("shape", json_of(shape_of(problem)))
       .add("backend", name_in(kBackends, args.options.backend))
       .add("reference", name_in(kReferences, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : args.reference))
       .add("rows", static_cast<std::int64_t>(rows))

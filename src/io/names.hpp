@@ -1,4 +1,4 @@
-// The words of the command line for the library's choices, in one table each: parsing and printing use the same.
+// The words that people type and read for the library's choices, in one table each: parsing and printing use the same.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 #include "dosa/result.hpp"
 #include "score/reference.hpp"
 
-namespace dosa::cli {
+namespace dosa {
 
 template <typename Value>
 struct Named {
@@ -52,4 +52,4 @@ constexpr std::string_view name_in(const std::array<Named<Value>, N>& table, Val
   return "?";
 }
 
-}  // namespace dosa::cli
+}  // namespace dosa
