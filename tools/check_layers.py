@@ -25,7 +25,7 @@ QUOTED = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 
 
 def ours(source: str, header: str) -> str | None:
-    """`header` relative to src/ (or cli/), or None if it is a third party's."""
+    """`header` relative to src/ (or cli/, python/src/), or None if it is a third party's."""
     for base in (ROOT / "src", ROOT / "cli", ROOT / "include", (ROOT / source).parent):
         if (base / header).exists():
             path = (base / header).relative_to(ROOT)
@@ -40,13 +40,13 @@ def layer_of(path: str) -> str:
 
 
 def allowed(source: str, header: str) -> bool:
-    """May `source` (relative to the repository) include `header` (relative to src/, or to cli/)?"""
+    """May `source` (relative to the repository) include `header` (relative to src/, or to its own folder)?"""
     if (source, header) in EXCEPTIONS or header.startswith("dosa/"):
         return True
     if source.startswith("include/"):
         return False
-    if source.startswith("cli/"):
-        return (ROOT / "cli" / header).exists() or header == BACKEND_DOOR or layer_of(header) in FLOW
+    if source.startswith(("cli/", "python/")):
+        return (ROOT / source).parent.joinpath(header).exists() or header == BACKEND_DOOR or layer_of(header) in FLOW
     source = source.removeprefix("src/")
     own, other = layer_of(source), layer_of(header)
     if header == BACKEND_DOOR:
@@ -61,7 +61,7 @@ def allowed(source: str, header: str) -> bool:
 
 def main() -> int:
     offences = 0
-    for folder in ("include", "src", "cli"):
+    for folder in ("include", "src", "cli", "python"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix not in {".hpp", ".cpp", ".h", ".inc", ".cuh", ".cu"}:
                 continue
