@@ -1,0 +1,49 @@
+"""``torch.ops.dosa.topk``: selection as a custom operator, so that torch.compile and CUDA graphs can hold it.
+
+Importing this module registers the operator. It has a fake implementation (shapes without data); on a GPU it works on the
+current stream, and its workspace comes from PyTorch's allocator.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ._indexer import topk as select
+
+
+@torch.library.custom_op("dosa::topk", mutates_args=())
+def topk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    w: torch.Tensor,
+    ks: Optional[torch.Tensor],
+    ke: Optional[torch.Tensor],
+    topk: int,
+    method: str = "auto",
+    order: str = "score",
+    index_space: str = "absolute",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select the `topk` best keys of every query; see `dosa.topk`.
+
+    Parameters
+    ----------
+    q, k, k_scale, w, ks, ke, topk, method, order, index_space
+        As `dosa.topk` takes them; q and k as float8_e4m3fn or uint8.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        ids int32 and scores float32 [queries, topk], on q's device.
+    """
+    arranged = {"method": method, "order": order, "index_space": index_space}
+    selection = select(q, k, k_scale, w, ks, ke, topk, **arranged)
+    return selection.ids, selection.scores
+
+
+@topk.register_fake
+def _(q, k, k_scale, w, ks, ke, topk, method="auto", order="score", index_space="absolute"):
+    shape = (q.shape[0], topk)
+    return q.new_empty(shape, dtype=torch.int32), q.new_empty(shape, dtype=torch.float32)
