@@ -12,7 +12,8 @@ FUZZ_SECONDS ?= 60
 flags := $(if $(CI),-DDOSA_WERROR=ON)
 
 build_packages := g++ cmake ninja-build libhwy-dev libtbb-dev libexpected-dev libfmt-dev nlohmann-json3-dev libcli11-dev
-test_packages := $(build_packages) ccache python3 python3-dev python3-venv libgtest-dev librapidcheck-dev clang-19 libclang-rt-19-dev
+test_packages := $(build_packages) ccache libgtest-dev librapidcheck-dev clang-19 libclang-rt-19-dev \
+  python3 python3-dev python3-venv chromium
 lint_packages := $(test_packages) clang-tidy-19 clang-format-19
 
 all: program
