@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _core
+from . import _core, dropin, prepare
 from ._check import Verification, explain, scores, verify
 from ._core import PathCounts, Plan, Stats
 from ._errors import ArgumentError, Error, FileError, UnsupportedError, VerificationError
@@ -40,10 +40,12 @@ __all__ = [
     "UnsupportedError",
     "Verification",
     "VerificationError",
+    "dropin",
     "empty_workspace",
     "explain",
     "info",
     "load_trace",
+    "prepare",
     "save_trace",
     "scores",
     "topk",
