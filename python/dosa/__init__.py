@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _core, dropin, prepare
+from . import _core, capture, dropin, prepare
 from ._check import Verification, explain, scores, verify
 from ._core import PathCounts, Plan, Stats
 from ._errors import ArgumentError, Error, FileError, UnsupportedError, VerificationError
@@ -40,6 +40,7 @@ __all__ = [
     "UnsupportedError",
     "Verification",
     "VerificationError",
+    "capture",
     "dropin",
     "empty_workspace",
     "explain",
