@@ -6,11 +6,12 @@ current stream, and its workspace comes from PyTorch's allocator.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, cast
 
 import torch
 
 from ._indexer import topk as select
+from ._options import Options
 
 
 @torch.library.custom_op("dosa::topk", mutates_args=())
@@ -38,7 +39,7 @@ def topk(
     (Tensor, Tensor)
         ids int32 and scores float32 [queries, topk], on q's device.
     """
-    arranged = {"method": method, "order": order, "index_space": index_space}
+    arranged = cast(Options, {"method": method, "order": order, "index_space": index_space})
     selection = select(q, k, k_scale, w, ks, ke, topk, **arranged)
     return selection.ids, selection.scores
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from importlib import resources
-from typing import Any
+from typing import Any, Callable
 
 from .. import __version__
 from .tables import Tables
@@ -91,7 +91,7 @@ def _section(chart: dict[str, Any]) -> str:
 def _summary(traces: list[dict[str, Any]]) -> str:
     if not traces:
         return ""
-    columns = {
+    columns: dict[str, tuple[str, Callable[[Any], str]]] = {
         "trace": ("Trace", str),
         "queries": ("Queries", str),
         "topk": ("Kept", str),
