@@ -200,7 +200,10 @@ def eligible(
         indexer._core.check(plan, problem_of(q, k, k_scale, w, ks, ke, hints), ids)
     except Error as error:
         return Eligibility(False, str(error))
-    if plan.nk < plan.min_context and options.get("method", "auto") == "auto":
+    chosen = options.get("method", "auto") == "auto"
+    if chosen and plan.method == "dense":
+        return Eligibility(False, plan.reason)
+    if chosen and plan.nk < plan.min_context:
         return Eligibility(False, f"there are {plan.nk} keys; screening pays from {plan.min_context} on (min_context)")
     return Eligibility(True, "")
 

@@ -252,6 +252,10 @@ void bind_indexer(nb::module_& m) {
       .def_ro("threads", &Plan::threads, "workers")
       .def_ro("implementation", &Plan::implementation, "name of the kernels that will run")
       .def_prop_ro(
+          "method", [](const Plan& plan) { return std::string(name_in(kMethods, plan.options.method)); },
+          "method that will run; \"auto\" chooses row by row")
+      .def_ro("reason", &Plan::reason, "why \"auto\" became what `method` says; else empty")
+      .def_prop_ro(
           "min_context", [](const Plan& plan) { return plan.options.min_context; },
           "method auto scores rows in full that see fewer keys")
       .def_prop_ro(
