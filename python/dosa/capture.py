@@ -175,9 +175,39 @@ _ARGUMENTS = ("hidden_states", "q_resid", "position_embeddings", "attention_mask
 
 def _record_call(recorder: Recorder, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
     given = {**dict(zip(_ARGUMENTS, args)), **kwargs}
-    keys = int(given["attention_mask"].shape[-1])
-    if not recorder.wants(module.layer_idx, keys):
-        return
+    if recorder.wants(module.layer_idx, int(given["attention_mask"].shape[-1])):
+        for problem in indexer_problems(module, **given):
+            recorder.record(module.layer_idx, *problem)
+
+
+def indexer_problems(
+    module: Any,
+    hidden_states: Any,
+    q_resid: Any,
+    position_embeddings: tuple[Any, Any],
+    attention_mask: Any,
+    position_ids: Any = None,
+    cache: Any = None,
+    past_key_values: Any = None,
+) -> Iterator[Problem]:
+    """The selection problems of one call of a transformers indexer, after the call.
+
+    Parameters
+    ----------
+    module : DeepseekV32Indexer or GlmMoeDsaIndexer
+    hidden_states, q_resid, position_embeddings, attention_mask, position_ids, cache
+        What its forward was given. A cache must hold this call's keys already; `past_key_values` is its older name.
+
+    Yields
+    ------
+    Problem
+        One for each sequence of the batch, host arrays; rotated and quantised as `dosa.prepare` does.
+
+    Raises
+    ------
+    ArgumentError
+        The mask is none of one range of keys a query.
+    """
     import torch
 
     def numpy(tensor: Any) -> np.ndarray:
@@ -186,22 +216,22 @@ def _record_call(recorder: Recorder, module: Any, args: tuple, kwargs: dict[str,
     linears = (module.wq_b.weight, module.wk.weight, module.k_norm.weight, module.k_norm.bias, module.weights_proj.weight)
     weights = prepare.Weights(*map(numpy, linears))
     rope = prepare.ROPE[INDEXERS[type(module).__name__]]
-    hidden, q_resid = numpy(given["hidden_states"]), numpy(given["q_resid"])
+    hidden, resid = numpy(hidden_states), numpy(q_resid)
     # Both halves of the last axis are the same angles.
-    cos, sin = (numpy(part)[..., : part.shape[-1] // 2] for part in given["position_embeddings"])
-    mask = given["attention_mask"].detach().cpu()
+    cos, sin = (numpy(part)[..., : part.shape[-1] // 2] for part in position_embeddings)
+    mask = attention_mask.detach().cpu()
     visible = (mask if mask.dtype == torch.bool else mask >= 0).numpy()
-    cache = given.get("cache", given.get("past_key_values"))  # the older name
+    keys = visible.shape[-1]
+    cache = past_key_values if cache is None else cache
     cached = None if cache is None else numpy(cache.layers[module.layer_idx].indexer_keys)
     for i in range(len(hidden)):
-        turned = cos[min(i, len(cos) - 1)], sin[min(i, len(sin) - 1)]
-        queries = prepare.prepare_queries(weights, hidden[i], q_resid[i], *turned, rope=rope)
-        k = prepare.k_float(weights, hidden[i], *turned, rope) if cached is None else cached[i, :keys]
+        angles = cos[min(i, len(cos) - 1)], sin[min(i, len(sin) - 1)]
+        queries = prepare.prepare_queries(weights, hidden[i], resid[i], *angles, rope=rope)
+        k = prepare.k_float(weights, hidden[i], *angles, rope) if cached is None else cached[i, :keys]
         if cached is not None and rope == "interleaved":
-            k = _interleave(k, 2 * turned[0].shape[-1])
-        codes, scale = prepare.quantize(prepare.hadamard(k))
-        ranges = _ranges(visible[min(i, len(visible) - 1)].reshape(-1, keys))
-        recorder.record(module.layer_idx, queries.q, codes, scale, queries.w, *ranges)
+            k = _interleave(k, 2 * angles[0].shape[-1])
+        made = prepare.Keys(*prepare.quantize(prepare.hadamard(k)), rotated=True)
+        yield prepare.problem(queries, made, *_ranges(visible[min(i, len(visible) - 1)].reshape(-1, keys)))
 
 
 def _interleave(k: np.ndarray, turned: int) -> np.ndarray:

@@ -50,35 +50,45 @@ def test_masks_become_ranges_or_are_refused():
         capture._ranges(visible)
 
 
-@pytest.mark.parametrize("model", ["deepseek_v32", "glm_moe_dsa"])
-def test_a_transformers_model_is_recorded_as_it_runs(model, tmp_path):
+@pytest.fixture(params=["deepseek_v32", "glm_moe_dsa"])
+def network(request):
+    """A small model with random weights, 2 layers, topk 16, and a way to run it in two chunks."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    names = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}
+    name = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}[request.param]
     torch.manual_seed(0)
-    config = getattr(transformers, names[model] + "Config")(
+    config = getattr(transformers, name + "Config")(
         vocab_size=100, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
         first_k_dense_replace=2, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
         index_n_heads=4, index_head_dim=64, index_topk=16, max_position_embeddings=512,
     )  # fmt: skip
-    network = getattr(transformers, names[model] + "Model")(config).eval()
+    model = getattr(transformers, name + "Model")(config).eval()
     tokens = torch.randint(0, 100, (2, 90))
 
     def run():
         cache = transformers.DynamicCache(config=config)
-        return [network(part, cache=cache).last_hidden_state for part in (tokens[:, :60], tokens[:, 60:])]
+        with torch.no_grad():
+            return torch.cat([model(part, cache=cache).last_hidden_state for part in tokens.split([60, 30], 1)], 1)
 
-    with torch.no_grad():
-        want = run()
-        with capture.transformers(network, tmp_path, min_keys=0, queries=8) as recorder:
-            seen = {}
-            for module in network.modules():
-                if type(module).__name__ in capture.INDEXERS:
-                    module.register_forward_hook(lambda m, a, o: seen.setdefault(m.layer_idx, []).append(o))
-            got = run()
-    assert all(torch.equal(a, b) for a, b in zip(want, got))
-    assert len(recorder.paths) == 8  # layers x sequences x calls
+    return model, run
+
+
+def indexers(model):
+    return [module for module in model.modules() if type(module).__name__ in capture.INDEXERS]
+
+
+def test_a_transformers_model_is_recorded_as_it_runs(network, tmp_path):
+    import torch
+
+    model, run = network
+    want, seen = run(), {}
+    with capture.transformers(model, tmp_path, min_keys=0, queries=8) as recorder:
+        for module in indexers(model):
+            module.register_forward_hook(lambda m, a, o: seen.setdefault(m.layer_idx, []).append(o))
+        assert torch.equal(run(), want)
+    run()
+    assert len(recorder.paths) == 8  # layers x chunks x sequences; nothing after the context
     for path in recorder.paths:
         problem, metadata = dosa.load_trace(path)
         layer, call = int(metadata["layer"]), int(metadata["call"])
@@ -92,3 +102,33 @@ def test_a_transformers_model_is_recorded_as_it_runs(model, tmp_path):
     with pytest.raises(dosa.ArgumentError, match="Linear holds no indexer"):
         with capture.transformers(torch.nn.Linear(1, 1), tmp_path):
             pass
+
+
+def test_a_transformers_model_computes_the_same_with_dosas_selection(network, monkeypatch):
+    """Bit for bit what it computes with the selection that a full sort of the same FP8 scores gives."""
+    import torch
+
+    model, run = network
+
+    def full_sort(problem, topk):
+        scores = dosa.scores(*problem)
+        ids = np.lexsort((np.broadcast_to(np.arange(scores.shape[1]), scores.shape), -scores))[:, :topk]
+        return np.where(np.take_along_axis(scores, ids, 1) == -np.inf, -1, ids).astype(np.int32)
+
+    def outputs(select):
+        for module in indexers(model):
+            theirs = type(module).forward.__get__(module)
+
+            def forward(*args, module=module, theirs=theirs, **kwargs):
+                width = theirs(*args, **kwargs).shape[-1]  # fills the cache too
+                given = {**dict(zip(capture._ARGUMENTS, args)), **kwargs}
+                ids = torch.from_numpy(np.stack([select(p, width) for p in capture.indexer_problems(module, **given)]))
+                return torch.where(ids < 0, ids[..., :1], ids)  # a repeated id is masked in once
+
+            monkeypatch.setattr(module, "forward", forward)
+        return run()
+
+    unquantised = run()
+    screened = outputs(lambda problem, topk: dosa.topk(*problem, topk=topk, method="dosa").ids)
+    assert torch.equal(screened, outputs(full_sort))
+    assert not torch.equal(screened, unquantised)  # the selection was replaced
