@@ -112,7 +112,9 @@ template <typename Take>
 void ask_oracle(const Problem& problem, const std::vector<std::int64_t>& rows, const std::string& reference,
                 Order order, IndexSpace space, std::int32_t threads, Take take) {
   const ReferenceScorer scorer = reference_of(reference);
-  const Indexer indexer = value_of(Indexer::create({.threads = threads}));
+  Options options;
+  options.threads = threads;
+  const Indexer indexer = value_of(Indexer::create(options));
   ProblemShape shape = shape_of(problem);
   shape.topk = std::min(shape.topk, 1);
   Problem one = problem;
