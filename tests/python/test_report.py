@@ -54,6 +54,20 @@ def test_page_stands_alone_and_trusts_no_name(tables):
     assert page.count('class="chart"') == 1 and page.count("What dosa skips") == 2 and "{{title}}" not in page
 
 
+def test_traces_keep_apart(tmp_path, demo):
+    few = demo._replace(q=demo.q[:1], w=demo.w[:1], ke=demo.ke[:1])
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for path in paths:
+        dosa.save_trace(path, *few, metadata={"layer": "4"})
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(2 * BENCH.read_text().splitlines(keepends=True)[0])
+    told = measure([*paths, paths[1], lines], topk=64, rows=1)
+    name = "layer 4, 32 heads, 32K keys"
+    assert [row["trace"] for row in told["traces"]] == [name, f"{name} (b)", f"{name} (2)"]
+    case = "code-mix-h32-l1-64k, topk 2048"
+    assert {row["case"] for row in told["bench"]} == {case, f"{case} (2)"}
+
+
 def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
     lines = tmp_path / "x.jsonl"
     for text, what in [("{", "x.jsonl:1: not a line of dosa's JSON"), ('{"kind": "other"}', "nothing to report")]:

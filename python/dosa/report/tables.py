@@ -66,7 +66,7 @@ def measure(
 
 def _measure_trace(tables: Tables, path: pathlib.Path, topk: int, rows: int, share: float, progress) -> None:
     trace = load_trace(path)
-    name = _name(trace, path)
+    name = _unique(tables["traces"], "trace", _name(trace, path), path.stem)
     progress(f"explaining {path.name}")
     told = explain(*trace.problem, topk=topk, rows=rows, indexer_share=share)
     _add_explanation(tables, name, told, share)
@@ -89,6 +89,13 @@ def shorter_contexts(problem: Problem) -> Iterable[Problem]:
         ranges = [None if edge is None else np.asarray(edge) - np.int32(cut) for edge in (problem.ks, problem.ke)]
         yield Problem(problem.q, problem.k[cut:], problem.k_scale[cut:], problem.w, *ranges)
         keys //= 2
+
+
+def _unique(rows: list[dict[str, Any]], column: str, name: str, hint: str = "") -> str:
+    """The name, told apart from those in use by a hint or a number: charts would add up what is called the same."""
+    taken = {row[column] for row in rows}
+    more = ([f"{name} ({hint})"] if hint else []) + [f"{name} ({number})" for number in range(2, len(taken) + 3)]
+    return next(candidate for candidate in [name, *more] if candidate not in taken)
 
 
 def _name(trace: Trace, path: pathlib.Path) -> str:
@@ -172,15 +179,19 @@ def _read_lines(tables: Tables, path: pathlib.Path, share: float) -> None:
             if kind == "bench":
                 _add_bench(tables, told)
             elif kind == "explain":
-                _add_explanation(tables, told["case"], told, share)
+                _add_explanation(tables, _unique(tables["traces"], "trace", _case(told)), told, share)
         except (ValueError, KeyError) as error:
             raise FileError(f"{path}:{number}: not a line of dosa's JSON: {error!r}") from error
 
 
+def _case(told: dict[str, Any]) -> str:
+    return f"{told['case']}, topk {told['shape']['topk']}"
+
+
 def _add_bench(tables: Tables, told: dict[str, Any]) -> None:
-    case = f"{told['case']}, topk {told['shape']['topk']}"
+    case = _unique(tables["stages"], "case", _case(told))
     for method in told["methods"]:
-        over = method["over_dense"]
+        over = method.get("over_dense")
         if over is not None and math.isfinite(over):
             tables["bench"].append({"case": case, "method": method["method"], "over_dense": over})
         for stage, seconds in method["stats"]["thread_seconds"].items():
