@@ -112,9 +112,13 @@ def _add_explanation(tables: Tables, name: str, told: dict[str, Any], share: flo
     visible = max(stats["visible"], 1)
     rejected = (stats["screened"] - stats["survivors"]) / visible
     scored = (stats["seeds"] + stats["refined"] + stats["full"]) / visible
-    for outcome, part in (("rejected by a bound", rejected), ("scored in full", scored)):
-        tables["pruning"].append({"trace": name, "outcome": outcome, "share": part})
-    tables["pruning"].append({"trace": name, "outcome": "overtaken by a rising tau", "share": max(0, 1 - rejected - scored)})
+    parts = {
+        "rejected by a bound": rejected,
+        "overtaken by a rising tau": max(0, 1 - rejected - scored),
+        "scored in full": scored,
+    }
+    for rank, (outcome, part) in enumerate(parts.items()):
+        tables["pruning"].append({"trace": name, "outcome": outcome, "share": part, "rank": rank})
     speed = told["dense_seconds"] / told["seconds"]
     tables["traces"].append(
         {
@@ -132,11 +136,11 @@ def _add_explanation(tables: Tables, name: str, told: dict[str, Any], share: flo
     for budget in told["budgets"]:
         tables["budgets"].append({"trace": name, **budget})
     samples = [row["sample"] for row in told["rows"] if "sample" in row]
-    for part, words in SLACK_PARTS.items():
+    for rank, (part, words) in enumerate(SLACK_PARTS.items()):
         values = [sample["slack_near_tau_sd"][part] for sample in samples]
         values = [value for value in values if value is not None]  # null: no such number
         if values:
-            tables["slack"].append({"trace": name, "part": words, "sd": mean(values)})
+            tables["slack"].append({"trace": name, "part": words, "sd": mean(values), "rank": rank})
     for step in range(0, 101, 2):
         tables["whole"].append(
             {"trace": name, "share": step / 100, "whole": 1 / (1 - step / 100 + step / 100 / speed), "at": share}
