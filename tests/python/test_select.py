@@ -100,7 +100,8 @@ def test_other_python_threads_go_on_during_a_run(demo):
 
     def select():
         started.set()
-        dosa.topk(*demo, topk=2048, method="dense", threads=1)
+        for _ in range(4):  # most of a second
+            dosa.topk(*demo, topk=2048, method="dense", threads=1)
         done.append(True)
 
     interval = sys.getswitchinterval()
