@@ -64,7 +64,7 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
 
 void add_arrangement(CLI::App& app, Options& options) {
   add_choice(app, "--order", options.order, kOrders, "best first, or by key id");
-  add_choice(app, "--ids", options.index_space, kIndexSpaces, "key ids, or counted from the first visible key");
+  add_choice(app, "--ids", options.index_space, kIndexSpaces, "key ids, counted from the first visible key, or places in the page pool");
 }
 
 void add_traces(CLI::App& app, std::vector<std::string>& traces) {

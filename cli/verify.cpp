@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/keys.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "io/names.hpp"
@@ -89,9 +90,8 @@ Result<std::vector<Verdict>> verify_methods(const Problem& problem, const Verify
 
 /// One row selected from the sm90 scores through the record buffer that every method uses, in the oracle's layout.
 OracleRow select_sm90(const Problem& problem, std::int64_t row, Order order, IndexSpace space) {
-  const std::int64_t nk = problem.k.shape[0];
-  const std::int64_t begin = problem.ks.present() ? std::max(*problem.ks.at<std::int32_t>(row), 0) : 0;
-  const std::int64_t end = problem.ke.present() ? std::min<std::int64_t>(*problem.ke.at<std::int32_t>(row), nk) : nk;
+  const VisibleRange visible = visible_range(problem, row);
+  const KeyRows keys(problem, request_of(problem, row));
   const auto heads = static_cast<std::size_t>(problem.q.shape[1]);
   const auto dim = static_cast<std::size_t>(problem.q.shape[2]);
   const std::span q(problem.q.at<std::uint8_t>(row), heads * dim);  // a trace's tensors are dense
@@ -101,9 +101,8 @@ OracleRow select_sm90(const Problem& problem, std::int64_t row, Order order, Ind
   std::vector<dosa::Record> storage(2 * topk);
   RecordBuffer buffer(storage, problem.topk);
   const QueryScorer score(ReferenceScorer::sm90, q, w);
-  for (std::int64_t i = begin; i < end; ++i) {
-    const std::span k(problem.k.at<std::uint8_t>(i), dim);
-    buffer.push(score(k, *problem.k_scale.at<float>(i)), static_cast<std::int32_t>(i));
+  for (std::int64_t i = visible.begin; i < visible.end; ++i) {
+    buffer.push(score({keys.row(i), dim}, keys.scale(i)), static_cast<std::int32_t>(i));
   }
   buffer.compact();
   const auto records = buffer.records();
@@ -115,7 +114,7 @@ OracleRow select_sm90(const Problem& problem, std::int64_t row, Order order, Ind
   OracleRow result{std::vector<std::int32_t>(topk, -1),
                    std::vector<float>(topk, -std::numeric_limits<float>::infinity())};
   for (std::size_t slot = 0; slot < records.size(); ++slot) {
-    result.ids[slot] = id_of(records[slot]) - (space == IndexSpace::relative ? static_cast<std::int32_t>(begin) : 0);
+    result.ids[slot] = keys.id_of(id_of(records[slot]), space, visible.begin);
     result.scores[slot] = score_of(records[slot]);
   }
   return result;

@@ -56,7 +56,7 @@ int main(void) {
   dosa_indexer* indexer = NULL;
   if (dosa_indexer_create(NULL, &indexer) != DOSA_OK) return failed("create");
 
-  const dosa_shape shape = {sizeof shape, 1, KEYS, HEADS, DIM, TOPK};
+  const dosa_shape shape = {sizeof shape, 1, KEYS, HEADS, DIM, TOPK, 0, 1};
   dosa_plan* plan = NULL;
   if (dosa_plan_create(indexer, &shape, &plan) != DOSA_OK) return failed("plan");
 

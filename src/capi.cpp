@@ -33,7 +33,7 @@ static_assert(DOSA_SEEDS_CHAIN == static_cast<int>(SeedPolicy::chain) &&
               DOSA_SEEDS_LARGEST_BOUNDS == static_cast<int>(SeedPolicy::largest_bounds));
 static_assert(DOSA_PRECISION_I8 == static_cast<int>(ScreenPrecision::i8));
 static_assert(DOSA_ORDER_ASCENDING == static_cast<int>(Order::ascending));
-static_assert(DOSA_IDS_RELATIVE == static_cast<int>(IndexSpace::relative));
+static_assert(DOSA_IDS_SLOT == static_cast<int>(IndexSpace::slot));
 static_assert(DOSA_VERIFICATION_FAILED == static_cast<int>(ErrorCode::verification_failed));
 
 thread_local std::string last_error;
@@ -124,7 +124,7 @@ Options options_of(const dosa_options& c, Arguments& arguments) {
   options.certificate.precision = arguments.choice("precision", c.precision, ScreenPrecision::i8);
   options.seeds = arguments.choice("seeds", c.seeds, SeedPolicy::largest_bounds);
   options.order = arguments.choice("order", c.order, Order::ascending);
-  options.index_space = arguments.choice("index_space", c.index_space, IndexSpace::relative);
+  options.index_space = arguments.choice("index_space", c.index_space, IndexSpace::slot);
   options.threads = c.threads;
   if (c.implementation != nullptr) options.implementation = c.implementation;
   options.memory_budget = c.memory_budget;
@@ -142,6 +142,9 @@ Problem problem_of(const dosa_problem& c, Arguments& arguments) {
   problem.ks = arguments.view<const void>("ks", c.ks);
   problem.ke = arguments.view<const void>("ke", c.ke);
   problem.hints = arguments.view<const void>("hints", c.hints);
+  problem.kv_cache = arguments.view<const void>("kv_cache", c.kv_cache);
+  problem.block_table = arguments.view<const void>("block_table", c.block_table);
+  problem.requests = arguments.view<const void>("requests", c.requests);
   problem.topk = c.topk;
   return problem;
 }
@@ -217,7 +220,8 @@ dosa_status dosa_plan_create(const dosa_indexer* indexer, const dosa_shape* shap
     arguments.not_null("plan", plan);
     arguments.sized("shape", shape);
     if (arguments.wrong()) return arguments.status();
-    auto planned = indexer->indexer.plan({shape->nq, shape->nk, shape->heads, shape->dim, shape->topk});
+    auto planned = indexer->indexer.plan(
+        {shape->nq, shape->nk, shape->heads, shape->dim, shape->topk, shape->page_size > 0 ? shape->requests : 1, shape->page_size});
     if (!planned) return complain(planned.error());
     *plan = new dosa_plan{std::move(*planned), {}};
     (*plan)->text = (*plan)->plan.describe();
@@ -244,7 +248,8 @@ dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const d
     if (arguments.wrong()) return arguments.status();
     const Problem input = problem_of(*problem, arguments);
     const Selection output{arguments.view<void>("ids", selection->ids),
-                           arguments.view<void>("scores", selection->scores)};
+                           arguments.view<void>("scores", selection->scores),
+                           arguments.view<void>("recent", selection->recent)};
     if (arguments.wrong()) return arguments.status();
     const auto ran = indexer->indexer.run(plan->plan, input, output, {workspace, workspace_bytes});
     if (!ran) return complain(ran.error());

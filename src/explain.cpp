@@ -159,12 +159,6 @@ float norm_summary(double square, int dim, double least) {
   return round_up(norm / std::sqrt(static_cast<double>(dim)) * (1 + 0x1p-50));
 }
 
-std::vector<std::uint8_t> bytes_of(const TensorView& view, std::int64_t row, int columns) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(columns));
-  for (int i = 0; i < columns; ++i) bytes[static_cast<std::size_t>(i)] = *view.at<std::uint8_t>(row, i);
-  return bytes;
-}
-
 void decode(std::span<const std::uint8_t> bytes, std::vector<float>& out) {
   for (const std::uint8_t byte : bytes) out.push_back(kE4m3Table[byte]);
 }
@@ -181,11 +175,12 @@ class Sampler {
   Sampler(const Problem& problem, std::int64_t row, VisibleRange visible, std::int32_t wanted)
       : heads_(static_cast<int>(problem.q.shape[1])), dim_(static_cast<int>(problem.q.shape[2])) {
     load_query(problem, row);
+    const KeyRows keys(problem, request_of(problem, row));
     const std::int64_t count = std::min<std::int64_t>(wanted, visible.size());
     const QueryScorer score(ReferenceScorer::cpu, q_bytes_, w_);
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t key = visible.begin + (2 * i + 1) * visible.size() / (2 * count);
-      load_key(problem, static_cast<std::int32_t>(key), score);
+      load_key(keys, static_cast<std::int32_t>(key), score);
     }
     measure();
   }
@@ -258,9 +253,10 @@ class Sampler {
     }
   }
 
-  void load_key(const Problem& problem, std::int32_t key, const QueryScorer& score) {
-    const float alpha = *problem.k_scale.at<float>(key);
-    const std::vector<std::uint8_t> bytes = bytes_of(problem.k, key, dim_);
+  void load_key(const KeyRows& keys, std::int32_t key, const QueryScorer& score) {
+    const float alpha = keys.scale(key);
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(dim_));
+    keys.copy(key, bytes);
     if (std::ranges::any_of(bytes, is_nan_e4m3) || !(alpha >= 0.0F) || std::isinf(alpha)) {
       ++exempt_;
       return;
@@ -438,13 +434,6 @@ std::optional<RowSample> sample_row(const Problem& problem, const RowExplanation
   summarise(out, report.tau);
   out.budgets = predict_budgets(sample, wanted, prices, workspace);
   return out;
-}
-
-VisibleRange visible_range(const Problem& problem, std::int64_t row) {
-  const std::int64_t nk = problem.k.shape[0];
-  const std::int64_t ks = problem.ks.present() ? *problem.ks.at<std::int32_t>(row) : 0;
-  const std::int64_t ke = problem.ke.present() ? *problem.ke.at<std::int32_t>(row) : nk;
-  return {std::clamp<std::int64_t>(ks, 0, nk), std::clamp<std::int64_t>(ke, 0, nk)};
 }
 
 RowExplanation explain_row(const Problem& problem, std::int64_t row, const RowReport& report,

@@ -11,7 +11,9 @@
 
 #include "backend/backend.hpp"
 #include "base/carve.hpp"
+#include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/keys.hpp"
 #include "score/oracle.hpp"
 
 namespace dosa {
@@ -21,12 +23,6 @@ constexpr std::int32_t kMaxTopk = 4096;
 constexpr std::int32_t kMostHeads = 128;
 constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kMostThreads = 1024;
-
-template <typename T>
-std::optional<Error> check_range(const char* name, T value, T low, T high) {
-  if (value >= low && value <= high) return std::nullopt;
-  return Error{ErrorCode::invalid_argument, fmt::format("{} is {}; allowed are {} to {}", name, value, low, high)};
-}
 
 std::optional<Error> check_options(const Options& options) {
   const CertificateOptions& certificate = options.certificate;
@@ -49,52 +45,104 @@ std::optional<Error> check_shape(const ProblemShape& shape) {
   if (shape.dim != 32 && shape.dim != 64 && shape.dim != 128) {
     return Error{ErrorCode::unsupported_shape, fmt::format("dim is {}; the scorer has 32, 64 and 128", shape.dim)};
   }
+  if (auto error = check_range("requests", shape.requests, std::int64_t{0}, kMostKeys)) return error;
+  return shape.page_size == 0 ? std::nullopt : check_page_size(shape.page_size);
+}
+
+std::optional<Error> check_pages(const ProblemShape& shape, Device device, const Problem& problem, IndexSpace space) {
+  const auto wrong = [](std::string what) { return Error{ErrorCode::invalid_argument, std::move(what)}; };
+  const TensorView& cache = problem.kv_cache;
+  if (problem.k.present() || problem.k_scale.present()) return wrong("k is given beside kv_cache; keys are contiguous or in pages");
+  if (auto error = check_page_pool("kv_cache", cache, device, shape.page_size, shape.dim)) return error;
+  if (space == IndexSpace::slot && cache.shape[0] > kMostKeys / shape.page_size) {
+    return wrong(fmt::format("kv_cache has {} pages; slot ids of {} keys a page reach {} pages", cache.shape[0], shape.page_size,
+                             kMostKeys / shape.page_size));
+  }
+  if (auto error = check_tensor("block_table", problem.block_table, DType::i32, device, {shape.requests, shape.nk / shape.page_size})) {
+    return error;
+  }
+  if (problem.requests.present()) return check_tensor("requests", problem.requests, DType::i32, device, {shape.nq});
+  if (shape.requests > 0 ? shape.nq % shape.requests != 0 : shape.nq > 0) {
+    return wrong(fmt::format("q has {} rows; without `requests` they must be a multiple of the {} rows of block_table", shape.nq, shape.requests));
+  }
   return std::nullopt;
 }
 
-template <typename Void>
-std::optional<Error> check_tensor(const char* name, const BasicTensorView<Void>& view, DType dtype, Device device,
-                                  std::initializer_list<std::int64_t> shape) {
-  const auto wrong = [&](std::string what) { return Error{ErrorCode::invalid_argument, fmt::format("{} {}", name, what)}; };
-  if (view.dtype != dtype) return wrong(fmt::format("is {}; it must be {}", name_of(view.dtype), name_of(dtype)));
-  if (view.device != device) {
-    return wrong(device == Device::cpu ? "is on a GPU; the cpu backend reads host memory"
-                                       : "is in host memory; the cuda backend reads device memory");
+// Which pages rows see: readable by the host only where the cpu backend runs.
+std::optional<Error> check_page_ids(const Problem& problem) {
+  const auto wrong = [](std::string what) { return Error{ErrorCode::invalid_argument, std::move(what)}; };
+  const std::int64_t page_size = problem.kv_cache.shape[1];
+  std::int64_t last_request = -1;
+  VisibleRange checked;  // pages of last_request
+  for (std::int64_t row = 0; row < problem.q.shape[0]; ++row) {
+    const std::int64_t request = request_of(problem, row);
+    if (request < 0 || request >= request_count(problem)) {
+      return wrong(fmt::format("requests[{}] is {}; block_table has rows 0 to {}", row, request, request_count(problem) - 1));
+    }
+    const VisibleRange keys = visible_range(problem, row);
+    if (keys.size() == 0) continue;
+    const VisibleRange pages{keys.begin / page_size, (keys.end + page_size - 1) / page_size};
+    if (request != last_request || pages.begin > checked.end || pages.end < checked.begin) checked = {pages.begin, pages.begin};
+    last_request = request;
+    for (std::int64_t page = pages.begin; page < pages.end; ++page) {
+      if (checked.contains(page)) page = std::min(checked.end, pages.end);  // rows see mostly the same pages
+      if (page == pages.end) break;
+      const std::int32_t id = *problem.block_table.at<std::int32_t>(request, page);
+      if (id >= 0 && id < problem.kv_cache.shape[0]) continue;
+      return wrong(fmt::format("block_table[{}, {}] is {}, which row {} sees; pages are 0 to {}", request, page, id, row,
+                               problem.kv_cache.shape[0] - 1));
+    }
+    checked = {std::min(checked.begin, pages.begin), std::max(checked.end, pages.end)};
   }
-  const std::span<const std::int64_t> seen{view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, view.max_rank))};
-  if (!std::equal(seen.begin(), seen.end(), shape.begin(), shape.end())) {
-    return wrong(fmt::format("has shape [{}]; it must be [{}]", fmt::join(seen, ", "), fmt::join(shape, ", ")));
-  }
-  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
-  if (view.data == nullptr && !empty) return wrong("has no data");
-  const auto align = reinterpret_cast<std::uintptr_t>(view.data) % size_of(dtype);
-  if (align != 0) return wrong(fmt::format("is not aligned to its {} bytes", size_of(dtype)));
   return std::nullopt;
 }
 
-std::optional<Error> check_problem(const ProblemShape& shape, Backend backend, const Problem& problem, const Selection& out) {
-  const Device device = backend == Backend::cpu ? Device::cpu : Device::cuda;
-  const std::int64_t nq = shape.nq, nk = shape.nk;
+std::optional<Error> check_keys(const ProblemShape& shape, Device device, const Problem& problem, IndexSpace space) {
+  if (shape.page_size > 0) return check_pages(shape, device, problem, space);
+  if (auto error = check_tensor("k", problem.k, DType::f8_e4m3, device, {shape.nk, shape.dim})) return error;
+  if (problem.kv_cache.present()) return Error{ErrorCode::invalid_argument, "kv_cache is given; the plan was made for contiguous keys"};
+  if (space == IndexSpace::slot) {
+    return Error{ErrorCode::invalid_argument, "index_space is slot; contiguous keys have absolute and relative ids"};
+  }
+  return check_tensor("k_scale", problem.k_scale, DType::f32, device, {shape.nk});
+}
+
+std::optional<Error> check_problem(const Plan& plan, const Problem& problem, const Selection& out) {
+  const ProblemShape& shape = plan.shape;
+  const Device device = plan.options.backend == Backend::cpu ? Device::cpu : Device::cuda;
+  const std::int64_t nq = shape.nq;
   if (auto error = check_tensor("q", problem.q, DType::f8_e4m3, device, {nq, shape.heads, shape.dim})) return error;
-  if (auto error = check_tensor("k", problem.k, DType::f8_e4m3, device, {nk, shape.dim})) return error;
-  if (auto error = check_tensor("k_scale", problem.k_scale, DType::f32, device, {nk})) return error;
+  if (auto error = check_keys(shape, device, problem, plan.options.index_space)) return error;
   if (auto error = check_tensor("w", problem.w, DType::f32, device, {nq, shape.heads})) return error;
   if (problem.ks.present()) {
     if (auto error = check_tensor("ks", problem.ks, DType::i32, device, {nq})) return error;
   }
   if (problem.ke.present()) {
-    if (auto error = check_tensor("ke", problem.ke, DType::i32, device, {nq})) return error;
+    // Draft tokens: [requests, n] has the rows one after the other.
+    const std::int64_t n = problem.ke.rank == 2 ? problem.ke.shape[1] : 0;
+    const auto error = n > 0 && nq % n == 0 ? check_tensor("ke", problem.ke, DType::i32, device, {nq / n, n})
+                                            : check_tensor("ke", problem.ke, DType::i32, device, {nq});
+    if (error) return error;
   }
   if (problem.hints.present()) {
-    const std::int64_t rows = problem.hints.shape[0] == 1 ? 1 : nq;
+    const std::int64_t given = problem.hints.shape[0];
+    const std::int64_t rows = given == 1 || (shape.page_size > 0 && given == shape.requests) ? given : nq;
     if (auto error = check_tensor("hints", problem.hints, DType::i32, device, {rows, problem.hints.shape[1]})) return error;
   }
   if (problem.topk != shape.topk) {
     return Error{ErrorCode::invalid_argument, fmt::format("topk is {}; the plan was made for {}", problem.topk, shape.topk)};
   }
-  if (auto error = check_tensor("ids", out.ids, DType::i32, device, {nq, shape.topk})) return error;
-  if (!out.scores.present()) return std::nullopt;
-  return check_tensor("scores", out.scores, DType::f32, device, {nq, shape.topk});
+  if (auto error = check_tensor("ids", const_view(out.ids), DType::i32, device, {nq, shape.topk})) return error;
+  if (out.scores.present()) {
+    if (auto error = check_tensor("scores", const_view(out.scores), DType::f32, device, {nq, shape.topk})) return error;
+  }
+  if (out.recent.present()) {
+    if (auto error = check_tensor("recent", const_view(out.recent), DType::i32, device, {shape.requests, out.recent.shape[1]})) return error;
+    if (out.recent.stride[1] != 1) {
+      return Error{ErrorCode::invalid_argument, fmt::format("recent has stride {} along a row; it must be 1", out.recent.stride[1])};
+    }
+  }
+  return shape.page_size > 0 && device == Device::cpu ? check_page_ids(problem) : std::nullopt;
 }
 
 // Debug mode: some rows again, by the oracle.
@@ -166,7 +214,7 @@ Result<Plan> Indexer::plan(const ProblemShape& shape) const {
 
 Result<Stats> Indexer::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                            std::span<RowReport> reports) const {
-  if (const auto error = check_problem(plan.shape, plan.options.backend, problem, out)) return tl::unexpected(*error);
+  if (const auto error = check_problem(plan, problem, out)) return tl::unexpected(*error);
   if (workspace.bytes < plan.workspace_bytes || (workspace.data == nullptr && plan.workspace_bytes > 0)) {
     return fail(ErrorCode::workspace_too_small,
                 fmt::format("workspace has {} bytes; the plan needs {}", workspace.bytes, plan.workspace_bytes));
@@ -194,10 +242,12 @@ Result<Stats> Indexer::run(const Plan& plan, const Problem& problem, const Selec
 
 ProblemShape shape_of(const Problem& problem) noexcept {
   return {.nq = problem.q.shape[0],
-          .nk = problem.k.shape[0],
+          .nk = key_count(problem),
           .heads = static_cast<std::int32_t>(problem.q.shape[1]),
           .dim = static_cast<std::int32_t>(problem.q.shape[2]),
-          .topk = problem.topk};
+          .topk = problem.topk,
+          .requests = request_count(problem),
+          .page_size = is_paged(problem) ? static_cast<std::int32_t>(problem.kv_cache.shape[1]) : 0};
 }
 
 std::string unavailable_reason(Backend backend) {
@@ -211,8 +261,8 @@ std::string Plan::describe() const {
                         key_slices, key_slices == 1 ? "" : "s", full_queries, full_keys)
           : fmt::format("threads {}, {} queries a group, {} keys a slice, panel of {}, {} records a query, {} key part{}", threads,
                         tile_queries, slice_keys, panel_keys, record_capacity, key_parts, key_parts == 1 ? "" : "s");
-  return fmt::format("{} queries x {} keys, {} heads x {}, topk {}: {}, {}, workspace {} bytes{}{}", shape.nq, shape.nk, shape.heads,
-                     shape.dim, shape.topk, implementation, sizes, workspace_bytes, reason.empty() ? "" : "; ", reason);
+  return fmt::format("{} queries{} x {} keys, {} heads x {}, topk {}: {}, {}, workspace {} bytes{}{}", shape.nq,
+                     shape.page_size > 0 ? fmt::format(" of {} requests", shape.requests) : "", shape.nk, shape.heads, shape.dim, shape.topk, implementation, sizes, workspace_bytes, reason.empty() ? "" : "; ", reason);
 }
 
 Stats& operator+=(Stats& sum, const Stats& other) noexcept {

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Raised when a caller that was compiled against an older header would no longer work. */
-#define DOSA_ABI_VERSION 1
+#define DOSA_ABI_VERSION 2
 
 /* What a call came to. Anything but DOSA_OK leaves a message for dosa_last_error. */
 typedef enum dosa_status {
@@ -65,7 +65,7 @@ typedef enum dosa_seeds {
 } dosa_seeds;
 typedef enum dosa_precision { DOSA_PRECISION_AUTO = 0, DOSA_PRECISION_F32 = 1, DOSA_PRECISION_I8 = 2 } dosa_precision;
 typedef enum dosa_order { DOSA_ORDER_SCORE = 0, DOSA_ORDER_ASCENDING = 1 } dosa_order;
-typedef enum dosa_index_space { DOSA_IDS_ABSOLUTE = 0, DOSA_IDS_RELATIVE = 1 } dosa_index_space;
+typedef enum dosa_index_space { DOSA_IDS_ABSOLUTE = 0, DOSA_IDS_RELATIVE = 1, DOSA_IDS_SLOT = 2 } dosa_index_space;
 
 /* A strided view. `data` points at element [0, 0, ...]; strides count elements and may be anything. rank 0: absent. */
 typedef struct dosa_tensor {
@@ -104,6 +104,8 @@ typedef struct dosa_shape {
   int32_t heads; /* 1..128 */
   int32_t dim;   /* 32, 64 or 128 */
   int32_t topk;  /* 1..4096 */
+  int32_t page_size; /* keys of a page: 16, 32, 64, 128 or 256, with nk = max_blocks * page_size; 0: keys are contiguous */
+  int64_t requests;  /* rows of block_table; ignored where keys are contiguous */
 } dosa_shape;
 
 /* score(i) = k_scale_i * sum_h w_h * max(q_h . k_i, 0). Query j may select keys max(ks_j, 0) <= i < min(ke_j, nk). */
@@ -114,9 +116,14 @@ typedef struct dosa_problem {
   dosa_tensor k_scale; /* f32 [nk] */
   dosa_tensor w;       /* f32 [nq, heads] */
   dosa_tensor ks;      /* i32 [nq]; absent: 0 */
-  dosa_tensor ke;      /* i32 [nq]; absent: nk */
-  dosa_tensor hints;   /* i32 [nq, m] or [1, m], likely winners, any values; absent: none */
+  dosa_tensor ke;      /* i32 [nq] or [nq / n, n]; absent: nk */
+  dosa_tensor hints;   /* i32 [nq, m], [requests, m] or [1, m], likely winners, any values; absent: none */
   int32_t topk;
+  int32_t reserved; /* 0 */
+  /* Keys in pages, instead of k and k_scale; see problem.hpp for the layout of a page. */
+  dosa_tensor kv_cache;    /* f8_e4m3 [pages, page_size, 1, dim + 4]; the page stride is free, a multiple of 4 */
+  dosa_tensor block_table; /* i32 [requests, max_blocks] */
+  dosa_tensor requests;    /* i32 [nq], the row of block_table that a query reads; absent: nq / requests queries each */
 } dosa_problem;
 
 /* Where results go: exactly min(visible, topk) valid ids, then -1 with score -inf. May not overlap anything else. */
@@ -124,6 +131,8 @@ typedef struct dosa_selection {
   size_t size;
   dosa_tensor ids;    /* i32 [nq, topk]; written through although `data` points to const */
   dosa_tensor scores; /* f32 [nq, topk]; absent: not wanted */
+  dosa_tensor recent; /* i32 [requests, m], recent winners of every request, read as hints and then brought up to date; any
+                         contents; unit stride along a row; written through. See result.hpp. Absent: not wanted */
 } dosa_selection;
 
 /* What a run took; counts are of query-key pairs where nothing else is said. See result.hpp. */

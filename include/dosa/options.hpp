@@ -41,8 +41,9 @@ enum class Order : std::uint8_t {
 };
 
 enum class IndexSpace : std::uint8_t {
-  absolute,  ///< ids are rows of k
+  absolute,  ///< ids are rows of k; of paged keys, positions in the request
   relative,  ///< ids count from max(ks, 0)
+  slot,      ///< paged keys: page * page_size + offset, the key's place in the pool
 };
 
 struct CertificateOptions {

@@ -41,7 +41,8 @@ inline constexpr std::array kPaths = {Named{"empty", Path::empty},
                                       Named{"full_exempt", Path::full_exempt}};
 inline constexpr std::array kOrders = {Named{"score", Order::score}, Named{"ascending", Order::ascending}};
 inline constexpr std::array kIndexSpaces = {Named{"absolute", IndexSpace::absolute},
-                                            Named{"relative", IndexSpace::relative}};
+                                            Named{"relative", IndexSpace::relative},
+                                            Named{"slot", IndexSpace::slot}};
 inline constexpr std::array kReferences = {Named{"cpu", ReferenceScorer::cpu}, Named{"sm90", ReferenceScorer::sm90}};
 
 template <typename Value, std::size_t N>

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/dtype.hpp"
+#include "base/keys.hpp"
 #include "base/numeric.hpp"
 
 namespace dosa {
@@ -13,7 +14,6 @@ namespace dosa {
 OracleRow oracle_row(const Problem& problem, std::int64_t row, ReferenceScorer scorer, Order order, IndexSpace space) {
   const std::int64_t heads = problem.q.shape[1];
   const std::int64_t dim = problem.q.shape[2];
-  const std::int64_t nk = problem.k.shape[0];
   const auto topk = static_cast<std::size_t>(problem.topk);
 
   std::vector<std::uint8_t> q;
@@ -22,8 +22,8 @@ OracleRow oracle_row(const Problem& problem, std::int64_t row, ReferenceScorer s
     w.push_back(*problem.w.at<float>(row, h));
     for (std::int64_t d = 0; d < dim; ++d) q.push_back(*problem.q.at<std::uint8_t>(row, h, d));
   }
-  const std::int64_t begin = problem.ks.present() ? std::max(*problem.ks.at<std::int32_t>(row), 0) : 0;
-  const std::int64_t end = problem.ke.present() ? std::min<std::int64_t>(*problem.ke.at<std::int32_t>(row), nk) : nk;
+  const VisibleRange visible = visible_range(problem, row);
+  const KeyRows keys(problem, request_of(problem, row));
 
   // Sorted as one integer: the better score first, then the lower id.
   struct Record {
@@ -33,9 +33,9 @@ OracleRow oracle_row(const Problem& problem, std::int64_t row, ReferenceScorer s
   std::vector<Record> records;
   const QueryScorer score(scorer, q, w);
   std::vector<std::uint8_t> k(static_cast<std::size_t>(dim));
-  for (std::int64_t i = begin; i < end; ++i) {
-    for (std::int64_t d = 0; d < dim; ++d) k[static_cast<std::size_t>(d)] = *problem.k.at<std::uint8_t>(i, d);
-    const float s = score(k, *problem.k_scale.at<float>(i));
+  for (std::int64_t i = visible.begin; i < visible.end; ++i) {
+    keys.copy(i, k);
+    const float s = score(k, keys.scale(i));
     records.push_back({static_cast<std::uint64_t>(order_code(s)) << 32 | static_cast<std::uint64_t>(i), s});
   }
   std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.rank < b.rank; });
@@ -49,7 +49,7 @@ OracleRow oracle_row(const Problem& problem, std::int64_t row, ReferenceScorer s
   OracleRow result{std::vector<std::int32_t>(topk, -1),
                    std::vector<float>(topk, -std::numeric_limits<float>::infinity())};
   for (std::size_t n = 0; n < records.size(); ++n) {
-    result.ids[n] = id_of(records[n]) - static_cast<std::int32_t>(space == IndexSpace::relative ? begin : 0);
+    result.ids[n] = keys.id_of(id_of(records[n]), space, visible.begin);
     result.scores[n] = std::isnan(records[n].score) ? std::bit_cast<float>(0x7FC00000U) : records[n].score;
   }
   return result;

@@ -4,12 +4,9 @@
 #include <cstdint>
 #include <span>
 
-namespace dosa {
+#include "dosa/pages.hpp"
 
-enum class ScaleRule : std::uint8_t {
-  amax,          ///< scale = max(amax, floor) / 448
-  power_of_two,  ///< that, rounded up to a power of two (UE8M0), at least 2^-126
-};
+namespace dosa {
 
 /// Rounds row / scale to nearest even E4M3, saturating at +-448, and returns the scale. NaN gives the NaN byte;
 /// infinities saturate and, like NaN, take no part in amax, so that one bad component does not erase the others.

@@ -8,15 +8,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/keys.hpp"
+
 namespace dosa {
-
-struct VisibleRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  [[nodiscard]] std::int64_t size() const noexcept { return end > begin ? end - begin : 0; }
-  [[nodiscard]] bool contains(std::int64_t key) const noexcept { return key >= begin && key < end; }
-};
 
 /// Most witnesses that any policy returns for `winners` suggested keys.
 constexpr std::int64_t max_witnesses(std::int32_t topk, std::int64_t winners) noexcept { return winners + 2 * std::int64_t{topk}; }

@@ -1,6 +1,5 @@
-// D: 32-bit offsets and big sizes, with huge strides over sparse memory. E: strides and alignment.
-// Left out until keys may be paged: D4, E2, E3, E4, E6, E8, E10, E11; of D1, D3, D5 the strides are tested, not the
-// pages.
+// D: 32-bit offsets and big sizes, with huge strides over sparse memory. E: strides and alignment. Of both, what concerns
+// pages is in pages_test.cpp.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,4 @@
 // C: short, empty, reversed rows and padding. I: causal ranges, chunks, context parallelism.
-// Left out until keys may be paged: I2, I5, I8.
 #include <algorithm>
 
 #include "known_failures/support.hpp"

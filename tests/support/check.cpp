@@ -8,7 +8,9 @@
 
 #include <fmt/format.h>
 
+#include "base/keys.hpp"
 #include "support/gpu.hpp"
+#include "support/paged.hpp"
 
 namespace dosa::test {
 namespace {
@@ -82,14 +84,16 @@ struct Range {
 };
 
 Range range_of(const Problem& problem, std::int64_t row) {
-  const std::int64_t nk = problem.k.shape[0];
+  const std::int64_t nk = key_count(problem);
   const std::int64_t ks = problem.ks.present() ? *problem.ks.at<std::int32_t>(row) : 0;
-  const std::int64_t ke = problem.ke.present() ? *problem.ke.at<std::int32_t>(row) : nk;
+  std::int64_t ke = nk;
+  if (problem.ke.rank == 1) ke = *problem.ke.at<std::int32_t>(row);
+  if (problem.ke.rank == 2) ke = *problem.ke.at<std::int32_t>(row / problem.ke.shape[1], row % problem.ke.shape[1]);
   return {std::max<std::int64_t>(ks, 0), std::min(ke, nk), ks < 0 || ks > nk || ke < 0 || ke > nk};
 }
 
-/// The same winners in the order and index space of `options`.
-OracleRow arranged(const OracleRow& row, const Options& options, std::int64_t begin) {
+/// The same winners of query `query` in the order and index space of `options`.
+OracleRow arranged(const OracleRow& row, const Options& options, const Problem& problem, std::int64_t query) {
   OracleRow result = row;
   const auto valid = std::find(row.ids.begin(), row.ids.end(), -1) - row.ids.begin();
   if (options.order == Order::ascending) {
@@ -101,10 +105,10 @@ OracleRow arranged(const OracleRow& row, const Options& options, std::int64_t be
       result.scores[n] = row.scores[slots[n]];
     }
   }
-  if (options.index_space == IndexSpace::relative) {
-    std::for_each(result.ids.begin(), result.ids.begin() + valid,
-                  [&](std::int32_t& id) { id -= static_cast<std::int32_t>(begin); });
-  }
+  const KeyRows keys(problem, request_of(problem, query));
+  const std::int64_t begin = range_of(problem, query).begin;
+  std::for_each(result.ids.begin(), result.ids.begin() + valid,
+                [&](std::int32_t& id) { id = keys.id_of(id, options.index_space, begin); });
   return result;
 }
 
@@ -183,7 +187,7 @@ AssertionResult exact(const Problem& problem, const std::vector<OracleRow>& expe
     if (stats_out != nullptr) *stats_out = *stats;
 
     for (std::int64_t row = 0; row < nq; ++row) {
-      const OracleRow want = arranged(expected[static_cast<std::size_t>(row)], options, range_of(problem, row).begin);
+      const OracleRow want = arranged(expected[static_cast<std::size_t>(row)], options, problem, row);
       for (std::int32_t slot = 0; slot < problem.topk; ++slot) {
         const auto n = static_cast<std::size_t>(slot);
         const auto id = static_cast<std::int32_t>(ids.at(row, slot));
@@ -216,6 +220,14 @@ std::vector<Options> every_method() {
 void expect_exact(const Problem& problem, const std::vector<Options>& options) {
   const auto expected = expected_rows(problem);
   for (const Options& o : options) EXPECT_TRUE(exact(problem, expected, o));
+  // The same keys in pages, one page size after the other.
+  constexpr std::int64_t most_key_bytes = 4 << 20;
+  if (!is_paged(problem) && problem.k.shape[0] * problem.k.shape[1] <= most_key_bytes) {
+    for (std::size_t n = 0; n < options.size(); ++n) {
+      const PagedProblem paged({&problem, 1}, n, {.page_size = std::int64_t{16} << (n + 2) % 5});
+      EXPECT_TRUE(exact(paged.problem(), expected, options[n])) << "in pages";
+    }
+  }
   if (have_gpu()) {
     EXPECT_TRUE(exact_on_gpu(problem));
   }

@@ -37,7 +37,7 @@ struct CRun : testing::Test {
   std::vector<float> scores = std::vector<float>(nq * topk);
   dosa_problem problem{};
   dosa_selection selection{};
-  dosa_shape shape{sizeof(dosa_shape), nq, nk, 8, 64, topk};
+  dosa_shape shape{sizeof(dosa_shape), nq, nk, 8, 64, topk, 0, 1};
   std::unique_ptr<dosa_indexer, Free> indexer;
   std::unique_ptr<dosa_plan, Free> plan;
   std::unique_ptr<void, Free> workspace;
@@ -45,11 +45,17 @@ struct CRun : testing::Test {
 
   void SetUp() override {
     const Problem p = activations.problem();
-    problem = {sizeof problem,       tensor_of(p.q), tensor_of(p.k),
-               tensor_of(p.k_scale), tensor_of(p.w), tensor_of(p.ks),
-               tensor_of(p.ke),      dosa_tensor{},  topk};
-    selection = {sizeof selection, tensor_of(dense_view<void>(ids.data(), DType::i32, {nq, topk})),
-                 tensor_of(dense_view<void>(scores.data(), DType::f32, {nq, topk}))};
+    problem.size = sizeof problem;
+    problem.q = tensor_of(p.q);
+    problem.k = tensor_of(p.k);
+    problem.k_scale = tensor_of(p.k_scale);
+    problem.w = tensor_of(p.w);
+    problem.ks = tensor_of(p.ks);
+    problem.ke = tensor_of(p.ke);
+    problem.topk = topk;
+    selection.size = sizeof selection;
+    selection.ids = tensor_of(dense_view<void>(ids.data(), DType::i32, {nq, topk}));
+    selection.scores = tensor_of(dense_view<void>(scores.data(), DType::f32, {nq, topk}));
     dosa_indexer* made = nullptr;
     ASSERT_EQ(dosa_indexer_create(nullptr, &made), DOSA_OK) << dosa_last_error();
     indexer.reset(made);
@@ -165,7 +171,7 @@ TEST(CInterface, RefusesWrongShapes) {
   ASSERT_EQ(dosa_indexer_create(nullptr, &made), DOSA_OK);
   const std::unique_ptr<dosa_indexer, Free> indexer(made);
   dosa_plan* plan = nullptr;
-  dosa_shape shape{sizeof shape, 1, 100, 200, 128, 10};
+  dosa_shape shape{sizeof shape, 1, 100, 200, 128, 10, 0, 1};
   EXPECT_EQ(dosa_plan_create(made, &shape, &plan), DOSA_UNSUPPORTED_SHAPE);
   EXPECT_NE(std::string(dosa_last_error()).find("200"), std::string::npos) << dosa_last_error();
   shape.size = 0;

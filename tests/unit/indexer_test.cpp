@@ -11,6 +11,7 @@
 
 #include "support/cases.hpp"
 #include "support/check.hpp"
+#include "support/paged.hpp"
 
 namespace dosa::test {
 namespace {
@@ -128,6 +129,67 @@ TEST(Indexer, RefusesProblemsThatAreNotThePlans) {
     EXPECT_TRUE(indexer->run(*plan, good, buffers.selection(), buffers.workspace()));
     EXPECT_FALSE(buffers.untouched());
   }
+}
+
+TEST(Indexer, RefusesPagesThatAreNotThePlans) {
+  const Case c = random_case(1, 4, 100, 4, 32, 5);
+  const std::vector<Problem> requests(2, c.problem());
+  PagedProblem paged(requests, 1);
+  const Problem good = paged.problem();
+  for (const Method method : kMethods) {
+    Options options = with(method);
+    options.index_space = IndexSpace::slot;
+    const auto indexer = Indexer::create(options);
+    ASSERT_TRUE(indexer);
+    const auto plan = indexer->plan(shape_of(good));
+    ASSERT_TRUE(plan);
+    Buffers buffers(good, plan->workspace_bytes);
+    const auto refuse = [&](auto&& spoil, const std::string& what) {
+      Problem problem = good;
+      Selection out = buffers.selection();
+      spoil(problem, out);
+      expect_error(indexer->run(*plan, problem, out, buffers.workspace()), ErrorCode::invalid_argument, what, what);
+      EXPECT_TRUE(buffers.untouched());
+    };
+    std::vector<std::int32_t> owners(8, 0), table(4, 0), recent(20, -1);
+    owners[5] = 2;
+    table[3] = 7;
+    refuse([](Problem& p, auto&) { p.kv_cache = {}; }, "kv_cache is f32; it must be f8_e4m3");
+    refuse([](Problem& p, auto&) { p.kv_cache.shape[1] = 32; }, "kv_cache has shape [7, 32, 1, 36]; it must be [7, 64, 1, 36]");
+    refuse([](Problem& p, auto&) { p.kv_cache.stride[0] += 2; }, "kv_cache has pages 2326 bytes apart; it must be a multiple of 4");
+    refuse([](Problem& p, auto&) { p.kv_cache.shape[0] = 1 << 26; }, "kv_cache has 67108864 pages; slot ids of 64 keys a page reach 33554431 pages");
+    refuse([](Problem& p, auto&) { p.block_table.shape[1] = 3; }, "block_table has shape [2, 3]; it must be [2, 2]");
+    refuse([&](Problem& p, auto&) { p.k = c.problem().k; }, "k is given beside kv_cache");
+    refuse([](Problem& p, auto&) { p.requests.shape[0] = 7; }, "requests has shape [7]; it must be [8]");
+    refuse([&](Problem& p, auto&) { p.requests.data = owners.data(); }, "requests[5] is 2; block_table has rows 0 to 1");
+    refuse([&](Problem& p, auto&) { p.block_table.data = table.data(); }, "block_table[1, 1] is 7, which row 4 sees; pages are 0 to 6");
+    refuse([](Problem& p, auto&) { p.ke.rank = 2, p.ke.shape = {2, 3}; }, "ke has shape [2, 3]; it must be [8]");
+    refuse([&](auto&, Selection& s) { s.recent = dense_view<void>(recent.data(), DType::i32, {4, 5}); }, "recent has shape [4, 5]; it must be [2, 5]");
+    refuse(
+        [&](auto&, Selection& s) {
+          s.recent = dense_view<void>(recent.data(), DType::i32, {2, 5});
+          s.recent.stride[1] = 2;
+        },
+        "recent has stride 2 along a row; it must be 1");
+    EXPECT_TRUE(indexer->run(*plan, good, buffers.selection(), buffers.workspace()));
+  }
+
+  const auto indexer = Indexer::create();
+  expect_error(indexer->plan({1, 96, 4, 128, 4, 1, 48}), ErrorCode::unsupported_shape, "page_size is 48", "power of two");
+  Problem uneven = good;
+  uneven.requests = {};
+  for (TensorView* view : {&uneven.q, &uneven.w, &uneven.ks, &uneven.ke}) view->shape[0] = 7;
+  const auto plan = indexer->plan(shape_of(uneven));
+  Buffers buffers(uneven, plan->workspace_bytes);
+  expect_error(indexer->run(*plan, uneven, buffers.selection(), buffers.workspace()), ErrorCode::invalid_argument, "q has 7 rows",
+               "the 2 rows of block_table");
+  Options slots;
+  slots.index_space = IndexSpace::slot;
+  const auto slot_indexer = Indexer::create(slots);
+  const auto slot_plan = slot_indexer->plan(shape_of(c.problem()));
+  Buffers contiguous(c.problem(), slot_plan->workspace_bytes);
+  expect_error(slot_indexer->run(*slot_plan, c.problem(), contiguous.selection(), contiguous.workspace()), ErrorCode::invalid_argument,
+               "index_space is slot", "contiguous");
 }
 
 TEST(Indexer, VerifiesRowsOnRequest) {

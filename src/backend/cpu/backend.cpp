@@ -11,13 +11,13 @@
 #include "backend/cpu/group.hpp"
 #include "backend/cpu/timer.hpp"
 #include "base/parallel.hpp"
+#include "decode/recent.hpp"
 
 namespace dosa::cpu {
 namespace {
 
 constexpr std::int64_t kLongestSlice = std::int64_t{2731} * kPanelKeys;  // 128 K keys; bounds of 16 queries are then 8 MiB
 constexpr std::int64_t kShortestSlice = std::int64_t{86} * kPanelKeys;   // 4 K keys
-constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;  // fewer keys are not worth splitting
 
 bool screens(const Options& options) { return options.method == Method::dosa || options.method == Method::automatic; }
 
@@ -41,7 +41,10 @@ ScratchSizes scratch_sizes(const Plan& plan) {
 
 // Everything a run keeps in its workspace.
 struct Layout {
-  KeySummaries summaries;
+  KeySummaries summaries;               // of wave_requests requests
+  std::int64_t summary_stride = 0;      // keys of a request there
+  std::int32_t* slots = nullptr;        // [nq]
+  std::int32_t* winners = nullptr;      // [K] of one row, to be remembered
   Stats* worker_stats = nullptr;        // [threads]
   Record* part_records = nullptr;       // [nq][parts][K]
   std::int32_t* part_counts = nullptr;  // [nq][parts]
@@ -52,9 +55,12 @@ struct Layout {
   Layout(const Plan& plan, void* base) {
     Carver carver(base);
     if (screens(plan.options)) {
-      const std::int64_t keys = (plan.shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys;
+      summary_stride = (plan.shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys;
+      const std::int64_t keys = plan.wave_requests * summary_stride;
       summaries = {carver.take<float>(keys), carver.take<float>(keys), carver.take<float>(keys)};
     }
+    slots = carver.take<std::int32_t>(plan.shape.nq);
+    winners = carver.take<std::int32_t>(plan.shape.topk);
     if (plan.key_parts > 1) {
       part_records = carver.take<Record>(plan.shape.nq * plan.key_parts * plan.shape.topk);
       part_counts = carver.take<std::int32_t>(plan.shape.nq * plan.key_parts);
@@ -68,6 +74,24 @@ struct Layout {
   }
 };
 
+// The winners of the last of a request's rows that has any; ids are absolute still. `scratch` [K].
+void remember_winners(const Problem& problem, const Selection& out, std::int32_t* scratch) {
+  const std::int64_t nq = problem.q.shape[0];
+  std::size_t count = 0;
+  for (std::int64_t row = 0; row < nq; ++row) {
+    const std::int64_t request = request_of(problem, row);
+    if (*out.ids.at<std::int32_t>(row, 0) >= 0) {
+      for (count = 0; count < static_cast<std::size_t>(problem.topk); ++count) {
+        scratch[count] = *out.ids.at<std::int32_t>(row, count);
+        if (scratch[count] < 0) break;
+      }
+    }
+    if (row + 1 < nq && request_of(problem, row + 1) == request) continue;
+    if (count > 0) remember({scratch, count}, {out.recent.at<std::int32_t>(request), static_cast<std::size_t>(out.recent.shape[1])});
+    count = 0;
+  }
+}
+
 // Measured ratios on AVX2 and AVX-512: packing a panel of f32 takes a third of scoring it with 32 heads, storing and comparing
 // a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
 PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
@@ -78,6 +102,24 @@ PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
           .i8 = {.row = 0.32 * head, .survivor = 1.0 + pack, .fixed = 0.4 * pack / shared_by + 0.4 * head},
           .has_i8 = kernels.bound_panel_i8 != nullptr,
           .row_multiple = kRowGroup};
+}
+
+/// Neighbouring rows of at most Plan::wave_requests requests.
+struct Wave {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// The wave from row `begin` on. Rows of one request that do not follow each other count as two.
+Wave next_wave(const Problem& problem, std::int64_t begin, std::int64_t nq, std::int64_t most_requests, std::int32_t* slots) {
+  std::int32_t slot = 0;
+  std::int64_t row = begin;
+  for (; row < nq; ++row) {
+    if (row > begin && request_of(problem, row) != request_of(problem, row - 1)) ++slot;
+    if (slot == most_requests) break;
+    slots[row] = slot;
+  }
+  return {begin, row};
 }
 
 class CpuBackend final : public BackendImpl {
@@ -93,9 +135,10 @@ class CpuBackend final : public BackendImpl {
   [[nodiscard]] Result<Stats> counters(const Plan&, Workspace) const override { return Stats{}; }
 
  private:
-  void summarize(const GroupContext& context, Stats& stats) const;
-  void run_worker(const GroupContext& context, int worker, const Scratch& scratch, Stats& stats) const;
+  void summarize(const GroupContext& context, Wave wave, Stats& stats) const;
+  void run_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const;
   void merge_parts(const GroupContext& context) const;
+  void rename_ids(const GroupContext& context) const;
 
   Options options_;
   const Kernels& kernels_;
@@ -112,7 +155,9 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   plan.implementation = kernels_.name;
   plan.options.implementation = kernels_.name;  // the caller's name may not live as long as the plan
   const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
-  const std::int64_t tiles = (nq + CpuGroup::max_queries - 1) / CpuGroup::max_queries;
+  const std::int64_t requests = std::clamp<std::int64_t>(shape.requests, 1, nq);
+  const std::int64_t tile = std::min<std::int64_t>((nq + requests - 1) / requests, CpuGroup::max_queries);
+  const std::int64_t tiles = (nq + tile - 1) / tile;
   plan.threads = threads_;
   if (tiles < threads_) {
     plan.key_parts = static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.nk / kShortestPart, 1, threads_ / tiles));
@@ -125,16 +170,21 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   const std::int64_t whole = std::max<std::int64_t>(kPanelKeys, (shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys);
   std::int64_t slice = std::min(whole, kLongestSlice);
   const std::int64_t shortest = std::min(whole, kShortestSlice);
-  // Shrink what costs least first: slices, then queries that share a panel, then workers.
-  plan.tile_queries = static_cast<std::int32_t>(std::min<std::int64_t>(nq, CpuGroup::max_queries));
+  // Shrink what costs least first: requests at a time, slices, queries that share a panel, and last what keeps workers busy.
+  plan.tile_queries = static_cast<std::int32_t>(tile);
+  plan.wave_requests = screens(plan.options) ? requests : nq;
   while (true) {
     plan.slice_keys = slice;
     plan.workspace_bytes = Layout(plan, nullptr).bytes;
     if (static_cast<std::int64_t>(plan.workspace_bytes) <= options_.memory_budget) return plan;
-    if (slice > shortest) {
+    if (plan.wave_requests > plan.threads && screens(plan.options)) {
+      plan.wave_requests = std::max<std::int64_t>(plan.threads, plan.wave_requests / 2);
+    } else if (slice > shortest) {
       slice = std::max(shortest, slice / 2 / kPanelKeys * kPanelKeys);
     } else if (plan.tile_queries > 1) {
       plan.tile_queries = (plan.tile_queries + 1) / 2;
+    } else if (plan.wave_requests > 1 && screens(plan.options)) {
+      plan.wave_requests = (plan.wave_requests + 1) / 2;
     } else if (plan.threads > 1) {
       plan.threads = (plan.threads + 1) / 2;
     } else {
@@ -148,53 +198,70 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
 Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                               std::span<RowReport> reports) const {
   const Layout layout(plan, workspace.data);
+  const bool suggestions = problem.hints.present() || out.recent.present();
   const GroupContext context{.kernels = kernels_,
                              .plan = plan,
                              .problem = problem,
                              .out = out,
-                             .keys = {problem.k, problem.k_scale, plan.shape.nk, plan.shape.dim},
                              .summaries = layout.summaries,
-                             .seeds = resolve(plan.options, plan, problem.hints.present()),
+                             .summary_stride = layout.summary_stride,
+                             .slots = layout.slots,
+                             .seeds = resolve(plan.options, plan, suggestions),
+                             .may_start_from_bounds = plan.options.seeds == SeedPolicy::automatic && plan.slice_keys >= plan.shape.nk,
                              .sizes = scratch_sizes(plan),
                              .prices = prices_for(plan.shape, kernels_),
                              .reports = reports,
                              .part_records = layout.part_records,
                              .part_counts = layout.part_counts};
   Stats total;
-  if (screens(plan.options)) summarize(context, total);
-  workers_.for_each_worker(plan.threads, [&](int worker) {
-    Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
-    const Scratch scratch(carver, context.sizes);
-    run_worker(context, worker, scratch, *std::construct_at(layout.worker_stats + worker));
-  });
+  std::uninitialized_default_construct_n(layout.worker_stats, plan.threads);
+  Wave wave;
+  while (wave.end < plan.shape.nq) {
+    wave = next_wave(problem, wave.end, plan.shape.nq, plan.wave_requests, layout.slots);
+    if (screens(plan.options)) summarize(context, wave, total);
+    workers_.for_each_worker(plan.threads, [&](int worker) {
+      Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
+      const Scratch scratch(carver, context.sizes);
+      run_worker(context, wave, worker, scratch, layout.worker_stats[worker]);
+    });
+  }
   if (plan.key_parts > 1) merge_parts(context);
+  if (out.recent.present()) remember_winners(problem, out, layout.winners);
+  if (plan.options.index_space != IndexSpace::absolute) rename_ids(context);
   for (int worker = 0; worker < plan.threads; ++worker) total += layout.worker_stats[worker];
   return total;
 }
 
-// Only keys that a screened row can see: time follows the real lengths, not the declared ones.
-void CpuBackend::summarize(const GroupContext& context, Stats& stats) const {
+// Only keys that a screened row of the request can see: time follows the real lengths, not the declared ones.
+void CpuBackend::summarize(const GroupContext& context, Wave wave, Stats& stats) const {
   ScopedTimer timer(stats.seconds_certify);
-  const std::int64_t nk = context.keys.count;
-  VisibleRange hull{nk, 0};
-  for (std::int64_t row = 0; row < context.plan.shape.nq; ++row) {
-    const VisibleRange visible = visible_range(context.problem, row, nk);
-    if (visible.size() > context.plan.shape.topk) hull = {std::min(hull.begin, visible.begin), std::max(hull.end, visible.end)};
-  }
-  if (hull.size() == 0) return;
-  const std::int64_t first = hull.begin / kPanelKeys;
-  const std::int64_t panels = (hull.end + kPanelKeys - 1) / kPanelKeys - first;
+  const ProblemShape& shape = context.plan.shape;
   const std::int64_t workers = context.plan.threads;
   std::atomic<std::int64_t> exempt{0};
   workers_.for_each_worker(context.plan.threads, [&](int worker) {
-    exempt += summarize_keys(kernels_, context.keys, (first + panels * worker / workers) * kPanelKeys,
-                             (first + panels * (worker + 1) / workers) * kPanelKeys, context.summaries);
+    std::int64_t row = wave.begin;
+    while (row < wave.end) {
+      const std::int64_t slot = context.slots[row];
+      const KeySource keys{KeyRows(context.problem, request_of(context.problem, row)), shape.nk, shape.dim};
+      VisibleRange hull{shape.nk, 0};
+      for (; row < wave.end && context.slots[row] == slot; ++row) {
+        const VisibleRange visible = visible_range(context.problem, row);
+        if (visible.size() > shape.topk) hull = {std::min(hull.begin, visible.begin), std::max(hull.end, visible.end)};
+      }
+      if (hull.size() == 0) continue;
+      const std::int64_t first = hull.begin / kPanelKeys;
+      const std::int64_t panels = (hull.end + kPanelKeys - 1) / kPanelKeys - first;
+      const std::int64_t at = slot * context.summary_stride;
+      exempt += summarize_keys(kernels_, keys, (first + panels * worker / workers) * kPanelKeys,
+                               (first + panels * (worker + 1) / workers) * kPanelKeys,
+                               {context.summaries.alpha + at, context.summaries.rho + at, context.summaries.rho_e + at});
+    }
   });
-  stats.exempt = exempt;
+  stats.exempt += exempt;
 }
 
 // Many queries: each worker has a stretch of them. Few: each group of queries is done in parts of its keys.
-void CpuBackend::run_worker(const GroupContext& context, int worker, const Scratch& scratch, Stats& stats) const {
+void CpuBackend::run_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const {
   CpuGroup group(context, scratch, sorters_[static_cast<std::size_t>(worker)], stats);
   const auto run_rows = [&](std::int64_t row, std::int64_t end, int part) {
     while (row < end) {
@@ -202,17 +269,22 @@ void CpuBackend::run_worker(const GroupContext& context, int worker, const Scrat
       select_group(group);
     }
   };
-  const std::int64_t nq = context.plan.shape.nq;
+  const std::int64_t rows = wave.end - wave.begin;
   const std::int64_t threads = context.plan.threads;
   const std::int64_t parts = context.plan.key_parts;
+  const std::int64_t tile = context.plan.tile_queries;
+  const std::int64_t tiles = (rows + tile - 1) / tile;
   if (parts == 1) {
-    run_rows(nq * worker / threads, nq * (worker + 1) / threads, 0);
+    // Rows of a request stay together where there are several.
+    const std::int64_t unit = context.plan.shape.requests > 1 ? tile : 1;
+    const std::int64_t units = (rows + unit - 1) / unit;
+    const auto row_at = [&](std::int64_t at) { return wave.begin + std::min(rows, units * at / threads * unit); };
+    run_rows(row_at(worker), row_at(worker + 1), 0);
     return;
   }
-  const std::int64_t tile = context.plan.tile_queries;
-  for (std::int64_t item = worker; item < (nq + tile - 1) / tile * parts; item += threads) {
-    const std::int64_t row = item / parts * tile;
-    run_rows(row, std::min(nq, row + tile), static_cast<int>(item % parts));
+  for (std::int64_t item = worker; item < tiles * parts; item += threads) {
+    const std::int64_t row = wave.begin + item / parts * tile;
+    run_rows(row, std::min(wave.end, row + tile), static_cast<int>(item % parts));
   }
 }
 
@@ -230,9 +302,24 @@ void CpuBackend::merge_parts(const GroupContext& context) const {
     }
     if (count > k) std::nth_element(records, records + k - 1, records + count);
     const auto selected = static_cast<std::size_t>(std::min(count, k));
-    write_row(context.plan, context.out, sorters_.front(), row,
-              visible_range(context.problem, row, context.keys.count).begin, {records, selected});
+    write_row(context.plan, context.out, sorters_.front(), row, {records, selected});
   }
+}
+
+// Positions to ids of the index space; padding stays what it is.
+void CpuBackend::rename_ids(const GroupContext& context) const {
+  const std::int64_t nq = context.plan.shape.nq;
+  const std::int64_t threads = context.plan.threads;
+  workers_.for_each_worker(context.plan.threads, [&](int worker) {
+    for (std::int64_t row = nq * worker / threads; row < nq * (worker + 1) / threads; ++row) {
+      const KeyRows keys(context.problem, request_of(context.problem, row));
+      const std::int64_t first_visible = visible_range(context.problem, row).begin;
+      for (std::int32_t at = 0; at < context.plan.shape.topk; ++at) {
+        std::int32_t& id = *context.out.ids.at<std::int32_t>(row, at);
+        if (id >= 0) id = keys.id_of(id, context.plan.options.index_space, first_visible);
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ constexpr int kTailScores = 32;
 // Queries of a group whose predicted work decides for all of it.
 constexpr std::size_t kPlannedQueries = 3;
 
-bool is_screened(const QueryState& query) { return query.path == Path::dosa; }
+bool is_screened(const QueryState& query) { return query.path == Path::dosa && query.visible.size() > 0; }
 
 // The score at rank share * n of n sampled scores. Ranks below 8 are too noisy to read; the tail of the best scores is close
 // to exponential, so tau goes up by the same step whenever the rank is halved.
@@ -43,7 +43,7 @@ float tail_score(std::span<float> scores, double share) {
 }  // namespace
 
 void CpuGroup::certify() {
-  VisibleRange common{0, context_.keys.count};
+  VisibleRange common{0, keys_.count};
   QueryState* list[max_queries];
   std::size_t count = 0;
   for (QueryState& query : queries()) {
@@ -106,11 +106,11 @@ void CpuGroup::sample_keys(VisibleRange common) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t key = common.begin + (2 * i + 1) * common.size() / (2 * count);
     // Exempt keys survive whatever the certificate; in a prediction they would only be noise.
-    const float rho = context_.summaries.rho[key];
+    const float rho = summaries_.rho[key];
     scratch_.panel_ids[i] = static_cast<std::int32_t>(key);
-    scratch_.panel_alpha[i] = context_.summaries.alpha[key];
+    scratch_.panel_alpha[i] = summaries_.alpha[key];
     scratch_.panel_rho[i] = std::isinf(rho) ? 0.0F : rho;
-    scratch_.panel_rho_e[i] = context_.summaries.rho_e[key];
+    scratch_.panel_rho_e[i] = summaries_.rho_e[key];
   }
 }
 
@@ -121,7 +121,7 @@ SampledQuery CpuGroup::sample_query(QueryState& query) {
   const std::uint8_t* rows[kPanelKeys];
   for (std::int64_t at = 0; at < panel_keys_; at += kPanelKeys) {
     const auto batch = static_cast<std::size_t>(std::min<std::int64_t>(kPanelKeys, panel_keys_ - at));
-    context_.keys.load({scratch_.panel_ids + at, batch}, scratch_.key_copies, rows);
+    keys_.load({scratch_.panel_ids + at, batch}, scratch_.key_copies, rows);
     pack_panel(rows);
     context_.kernels.dot_panel(scratch_.panel, packed_q(query), dim(), heads(), dots + at, stride);
   }
@@ -164,7 +164,7 @@ QueryHeads CpuGroup::load_heads(const QueryState& query) {
   const TensorView& q = context_.problem.q;
   const TensorView rows_of_q{q.at<std::uint8_t>(query.row), DType::f8_e4m3,           Device::cpu, 2,
                              {heads(), dim()},              {q.stride[1], q.stride[2]}};
-  const KeySource source{rows_of_q, {}, heads(), dim()};
+  const KeySource source{KeyRows(rows_of_q), heads(), dim()};
   const std::uint8_t* rows[kPanelKeys];
   float block[kMaxHeads * kPanelKeys];
   float* gram = scratch_.gram + index_of(query) * heads() * heads();

@@ -44,24 +44,28 @@ Scratch::Scratch(Carver& carver, const ScratchSizes& sizes) {
   integer_rows = carver.take<std::int8_t>(screened * kMaxBoundRows * dim);
 }
 
-VisibleRange visible_range(const Problem& problem, std::int64_t row, std::int64_t nk, bool* clamped) {
-  const std::int64_t ks = problem.ks.present() ? *problem.ks.at<std::int32_t>(row) : 0;
-  const std::int64_t ke = problem.ke.present() ? *problem.ke.at<std::int32_t>(row) : nk;
-  if (clamped != nullptr) *clamped = ks < 0 || ks > nk || ke < 0 || ke > nk;
-  const std::int64_t begin = std::clamp<std::int64_t>(ks, 0, nk);
-  return {begin, std::max(begin, std::clamp<std::int64_t>(ke, 0, nk))};
+void CpuGroup::enter_request(std::int32_t slot, std::int64_t row) {
+  if (slot == slot_) return;
+  slot_ = slot;
+  winners_ = 0;  // another request's, which say nothing about this one
+  keys_ = {KeyRows(context_.problem, request_of(context_.problem, row)), context_.plan.shape.nk, dim()};
+  if (context_.summaries.alpha == nullptr) return;
+  const std::int64_t at = slot * context_.summary_stride;
+  summaries_ = {context_.summaries.alpha + at, context_.summaries.rho + at, context_.summaries.rho_e + at};
 }
 
 std::int64_t CpuGroup::assign(std::int64_t row, std::int64_t end, int part) {
-  const std::int64_t nk = context_.keys.count;
+  enter_request(context_.slots[row], row);
+  const std::int64_t nk = keys_.count;
   count_ = 0;
   part_ = part;
   sliced_ = false;
   VisibleRange all{nk, 0};
   VisibleRange common{0, nk};
   for (; row < end && count_ < context_.sizes.tile_queries; ++row) {
+    if (context_.slots[row] != slot_) break;
     bool clamped = false;
-    const VisibleRange visible = visible_range(context_.problem, row, nk, &clamped);
+    const VisibleRange visible = visible_range(context_.problem, row, &clamped);
     if (visible.size() > 0) {
       // Queries share every decoded panel of the group: keep those together that see mostly the same keys.
       const VisibleRange hull{std::min(all.begin, visible.begin), std::max(all.end, visible.end)};
@@ -73,7 +77,6 @@ std::int64_t CpuGroup::assign(std::int64_t row, std::int64_t end, int part) {
     QueryState& query = queries_[count_++];
     query = QueryState{};
     query.row = row;
-    query.first_visible = visible.begin;
     query.visible = visible;
     if (part == 0) {
       ++stats_.rows;
@@ -90,9 +93,12 @@ void CpuGroup::load_query(QueryState& query) {
   query.report.path = query.path;
   query.report.visible = query.visible.size();
   query.report.seed_tau = query.report.tau = -std::numeric_limits<float>::infinity();
+  // The plan knows how many keys there may be; a row that sees few of them has fewer parts.
+  const std::int64_t begin = query.visible.begin;
   const std::int64_t width = query.visible.size();
-  const std::int64_t parts = context_.plan.key_parts;
-  query.visible = {query.first_visible + width * part_ / parts, query.first_visible + width * (part_ + 1) / parts};
+  const std::int64_t parts = std::clamp<std::int64_t>(width / kShortestPart, 1, context_.plan.key_parts);
+  const std::int64_t part = std::min<std::int64_t>(part_, parts);
+  query.visible = {begin + width * part / parts, begin + width * std::min(part + 1, parts) / parts};
   const auto capacity = static_cast<std::size_t>(context_.sizes.record_capacity);
   query.records = RecordBuffer({scratch_.records + static_cast<std::size_t>(index_of(query)) * capacity, capacity},
                                context_.plan.shape.topk);

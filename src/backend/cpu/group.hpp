@@ -63,8 +63,7 @@ struct Scratch {
 
 struct QueryState {
   std::int64_t row = 0;
-  std::int64_t first_visible = 0;  // of all parts
-  VisibleRange visible;            // of this part
+  VisibleRange visible;  // of this part
   Path path = Path::full;
   RecordBuffer records;
   Certificate certificate;
@@ -73,15 +72,20 @@ struct QueryState {
   RowReport report;
 };
 
+/// Fewer keys are not worth splitting between threads.
+inline constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;
+
 /// What a worker's groups have in common.
 struct GroupContext {
   const Kernels& kernels;
   const Plan& plan;
   const Problem& problem;
   const Selection& out;
-  KeySource keys;
-  KeySummaries summaries;
+  KeySummaries summaries;                // of the wave's requests, one after the other
+  std::int64_t summary_stride = 0;       // keys of a request there
+  const std::int32_t* slots = nullptr;   // [nq] which of them a row belongs to
   SeedPolicy seeds;
+  bool may_start_from_bounds = false;    // chain was not asked for by name, and a query's bounds fit one slice
   ScratchSizes sizes;
   PriceList prices;
   std::span<RowReport> reports;
@@ -96,8 +100,9 @@ class CpuGroup final : public QueryGroup {
   CpuGroup(const GroupContext& context, const Scratch& scratch, const hwy::Sorter& sorter, Stats& stats) noexcept
       : context_(context), scratch_(scratch), sorter_(sorter), stats_(stats) {}
 
-  /// Takes the queries from `row` on whose ranges overlap enough to share keys, at most up to `end`; returns the first row
-  /// of the next group. Of each query's keys only part `part` of Plan::key_parts is looked at.
+  /// Takes the queries from `row` on that see the same request's keys, in ranges that overlap enough to share them, at most
+  /// up to `end`; returns the first row of the next group. Of each query's keys only part `part` of Plan::key_parts is
+  /// looked at.
   std::int64_t assign(std::int64_t row, std::int64_t end, int part);
 
   void seed() override;
@@ -131,6 +136,7 @@ class CpuGroup final : public QueryGroup {
   }
 
   // group.cpp
+  void enter_request(std::int32_t slot, std::int64_t row);
   void load_query(QueryState& query);
   [[nodiscard]] Path path_of(const QueryState& query) const;
   [[nodiscard]] bool is_identity(const QueryState& query) const noexcept;
@@ -183,6 +189,9 @@ class CpuGroup final : public QueryGroup {
   const hwy::Sorter& sorter_;
   Stats& stats_;
 
+  std::int32_t slot_ = -1;
+  KeySource keys_;
+  KeySummaries summaries_;
   QueryState queries_[max_queries];
   int count_ = 0;
   int part_ = 0;
@@ -202,7 +211,7 @@ constexpr VisibleRange meet(VisibleRange a, VisibleRange b) noexcept {
 
 template <class Wanted>
 VisibleRange CpuGroup::hull_of(const Wanted& wanted) {
-  VisibleRange hull{context_.keys.count, 0};
+  VisibleRange hull{keys_.count, 0};
   for (const QueryState& query : queries()) {
     if (!wanted(query) || query.visible.size() == 0) continue;
     hull = {std::min(hull.begin, query.visible.begin), std::max(hull.end, query.visible.end)};
@@ -216,11 +225,11 @@ void CpuGroup::visit_panels(VisibleRange range, const Wanted& wanted, const Pack
   for (std::int64_t first = range.begin; first < range.end; first += kPanelKeys) {
     bool packed = false;
     for (QueryState& query : queries()) {
-      if (!wanted(query) || query.visible.begin >= first + kPanelKeys || query.visible.end <= first) continue;
+      if (!wanted(query) || meet(query.visible, {first, first + kPanelKeys}).size() == 0) continue;
       if (!packed) {
-        context_.keys.load(first, context_.keys.count, scratch_.key_copies, rows);
+        keys_.load(first, keys_.count, scratch_.key_copies, rows);
         pack(first, static_cast<const std::uint8_t* const*>(rows));
-        context_.keys.prefetch(first + kPanelKeys);
+        keys_.prefetch(first + kPanelKeys);
         packed = true;
       }
       visit(query, first);
@@ -228,11 +237,8 @@ void CpuGroup::visit_panels(VisibleRange range, const Wanted& wanted, const Pack
   }
 }
 
-/// Sorts `records` (at most K) and writes one output row: ids, scores, padding. Relative ids count from `first_visible`.
+/// Sorts `records` (at most K) and writes one output row: absolute ids, scores, padding.
 void write_row(const Plan& plan, const Selection& out, const hwy::Sorter& sorter, std::int64_t row,
-               std::int64_t first_visible, std::span<Record> records);
-
-/// The keys of `row`, clamped to [0, nk).
-VisibleRange visible_range(const Problem& problem, std::int64_t row, std::int64_t nk, bool* clamped = nullptr);
+               std::span<Record> records);
 
 }  // namespace dosa::cpu

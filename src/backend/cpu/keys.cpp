@@ -7,28 +7,27 @@ namespace dosa::cpu {
 namespace {
 
 constexpr int kMaxKeyBytes = 128;
-alignas(64) constexpr std::uint8_t kZeroRow[kMaxKeyBytes] = {};
 
 }  // namespace
 
-const std::uint8_t* KeySource::row(std::int64_t key, std::uint8_t* copy) const noexcept {
-  const auto* bytes = k.at<std::uint8_t>(key);
-  const std::int64_t stride = k.stride[1];
-  if (stride == 1) return bytes;
-  for (int i = 0; i < dim; ++i) copy[i] = bytes[i * stride];
+const std::uint8_t* KeySource::adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept {
+  const std::int64_t stride = keys.component_stride();
+  if (stride == 1) return row;
+  for (int i = 0; i < dim; ++i) copy[i] = row[i * stride];
   return copy;
 }
 
 void KeySource::load(std::span<const std::int32_t> ids, std::uint8_t* copies, const std::uint8_t** rows) const noexcept {
   for (std::size_t i = 0; i < kPanelKeys; ++i) {
-    rows[i] = i < ids.size() ? row(ids[i], copies + i * static_cast<std::size_t>(dim)) : kZeroRow;
+    rows[i] = i < ids.size() ? adjacent(keys.row(ids[i]), copies + i * static_cast<std::size_t>(dim)) : KeyRows::kZeroRow;
   }
 }
 
 void KeySource::load(std::int64_t first, std::int64_t end, std::uint8_t* copies, const std::uint8_t** rows) const noexcept {
-  for (std::int64_t i = 0; i < kPanelKeys; ++i) {
-    rows[i] = first + i < end ? row(first + i, copies + i * dim) : kZeroRow;
-  }
+  std::fill_n(rows, kPanelKeys, KeyRows::kZeroRow);
+  visit_rows(first, std::min(end, first + kPanelKeys), [&](std::int64_t key, const std::uint8_t* row) {
+    rows[key - first] = adjacent(row, copies + (key - first) * dim);
+  });
 }
 
 std::int64_t summarize_keys(const Kernels& kernels, const KeySource& keys, std::int64_t begin, std::int64_t end,

@@ -6,17 +6,17 @@
 #include <span>
 
 #include "backend/cpu/kernels.hpp"
-#include "dosa/tensor.hpp"
+#include "base/keys.hpp"
 
 namespace dosa::cpu {
 
+/// The keys of one request, contiguous or paged.
 struct KeySource {
-  TensorView k;        // e4m3 [nk, dim]
-  TensorView k_scale;  // f32 [nk]
+  KeyRows keys;
   std::int64_t count = 0;
   int dim = 0;
 
-  [[nodiscard]] float scale(std::int64_t key) const noexcept { return *k_scale.at<float>(key); }
+  [[nodiscard]] float scale(std::int64_t key) const noexcept { return keys.scale(key); }
 
   /// Points rows[0, 48) at the keys `ids`, or at consecutive ones from `first`; missing rows are zero. `copies` [48][dim]
   /// takes the rows whose components are not adjacent.
@@ -24,19 +24,28 @@ struct KeySource {
   void load(std::int64_t first, std::int64_t end, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
   /// Starts bringing rows into the cache: of `ids`, or of the panel from `first`.
   void prefetch(std::span<const std::int32_t> ids) const noexcept {
-    for (const std::int32_t id : ids) prefetch_row(id);
+    for (const std::int32_t id : ids) prefetch_row(keys.row(id));
   }
   void prefetch(std::int64_t first) const noexcept {
-    const std::int64_t end = std::min(count, first + kPanelKeys);
-    for (std::int64_t key = first; key < end; ++key) prefetch_row(key);
+    visit_rows(first, std::min(count, first + kPanelKeys), [&](std::int64_t, const std::uint8_t* row) { prefetch_row(row); });
   }
 
  private:
-  void prefetch_row(std::int64_t key) const noexcept {
-    __builtin_prefetch(k.at<std::uint8_t>(key));
-    __builtin_prefetch(k.at<std::uint8_t>(key, dim - 1));
+  /// visit(key, its first component), for the keys from `first` on.
+  template <class Visit>
+  void visit_rows(std::int64_t first, std::int64_t end, const Visit& visit) const noexcept {
+    while (first < end) {
+      const KeyRows::Run run = keys.run(first);
+      const std::int64_t stop = std::min(end, first + run.keys);
+      for (const std::uint8_t* row = run.bytes; first < stop; ++first, row += run.stride) visit(first, row);
+    }
   }
-  const std::uint8_t* row(std::int64_t key, std::uint8_t* copy) const noexcept;
+  void prefetch_row(const std::uint8_t* row) const noexcept {
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + (dim - 1) * keys.component_stride());
+  }
+  /// `row` itself where its components are adjacent, else a copy.
+  const std::uint8_t* adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept;
 };
 
 /// Per key, for bounds. Arrays cover whole panels; null where nothing is screened.

@@ -29,8 +29,8 @@ void CpuGroup::screen() {
 }
 
 void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* bounds) const {
-  const float* alpha = context_.summaries.alpha + first;
-  const float* rho = context_.summaries.rho + first;
+  const float* alpha = summaries_.alpha + first;
+  const float* rho = summaries_.rho + first;
   if (plan_.precision == ScreenPrecision::i8) {
     const IntegerCertificate& certificate = query.integer;
     context_.kernels.bound_panel_i8({.panel = scratch_.integer_panel,
@@ -39,7 +39,7 @@ void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* b
                                      .weight = certificate.weight.data(),
                                      .alpha = alpha,
                                      .rho = rho,
-                                     .rho_e = context_.summaries.rho_e + first,
+                                     .rho_e = summaries_.rho_e + first,
                                      .dim = dim(),
                                      .rows = certificate.rows,
                                      .linear_rows = certificate.linear_rows,

@@ -28,9 +28,9 @@ void CpuGroup::score_keys(QueryState& query, std::span<const std::int32_t> ids) 
   for (std::size_t at = 0; at < ids.size(); at += kPanelKeys) {
     const auto batch = ids.subspan(at, std::min<std::size_t>(kPanelKeys, ids.size() - at));
     const std::size_t next = at + batch.size();
-    context_.keys.prefetch(ids.subspan(next, std::min<std::size_t>(kPanelKeys, ids.size() - next)));
-    context_.keys.load(batch, scratch_.key_copies, rows);
-    for (std::size_t i = 0; i < batch.size(); ++i) scale[i] = context_.keys.scale(batch[i]);
+    keys_.prefetch(ids.subspan(next, std::min<std::size_t>(kPanelKeys, ids.size() - next)));
+    keys_.load(batch, scratch_.key_copies, rows);
+    for (std::size_t i = 0; i < batch.size(); ++i) scale[i] = keys_.scale(batch[i]);
     pack_panel(rows);
     score_panel(query, scale, scores);
     for (std::size_t i = 0; i < batch.size(); ++i) query.records.push(scores[i], batch[i]);
@@ -58,7 +58,7 @@ void CpuGroup::visit_full_panels(VisibleRange range, const Visit& visit) {
       range, [&](const QueryState& query) { return is_scored_in_full(query); },
       [&](std::int64_t first, const std::uint8_t* const* rows) {
         pack_panel(rows);
-        for (int i = 0; i < kPanelKeys; ++i) scale[i] = first + i < context_.keys.count ? context_.keys.scale(first + i) : 0.0F;
+        for (int i = 0; i < kPanelKeys; ++i) scale[i] = first + i < keys_.count ? keys_.scale(first + i) : 0.0F;
       },
       [&](QueryState& query, std::int64_t first) { visit(query, first, scale); });
 }

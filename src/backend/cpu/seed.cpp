@@ -10,13 +10,18 @@ void CpuGroup::seed() {
   if (context_.seeds == SeedPolicy::largest_bounds) return;  // refine takes its witnesses from the screen
   ScopedTimer timer(stats_.seconds_seed);
   for (QueryState& query : queries()) {
-    if (query.path != Path::dosa) continue;
+    if (query.path != Path::dosa || query.visible.size() == 0) continue;
+    const std::span<const std::int32_t> suggested = suggested_winners(query);
+    // Nothing to chain to, as in the first step of a request: the screen finds better witnesses than any that are guessed.
+    if (context_.may_start_from_bounds && std::ranges::none_of(suggested, [&](std::int32_t key) { return query.visible.contains(key); })) {
+      continue;
+    }
     const auto capacity = static_cast<std::size_t>(context_.sizes.witness_capacity);
     const std::span<std::int32_t> witnesses{scratch_.witnesses + static_cast<std::size_t>(index_of(query)) * capacity, capacity};
     const std::int32_t topk = context_.plan.shape.topk;
     query.witnesses = context_.seeds == SeedPolicy::nearest_spread
                           ? nearest_spread_witnesses(query.visible, topk, witnesses)
-                          : chain_witnesses(query.visible, topk, suggested_winners(query), witnesses);
+                          : chain_witnesses(query.visible, topk, suggested, witnesses);
     score_keys(query, witnesses.first(static_cast<std::size_t>(query.witnesses)));
     query.records.compact();
     query.report.seed_tau = query.records.tau();
@@ -25,14 +30,18 @@ void CpuGroup::seed() {
   }
 }
 
-// The caller's hints for this query, else the winners of this worker's last group.
+// The caller's hints for this query, else the request's recent winners, else the winners of this worker's last group.
 std::span<const std::int32_t> CpuGroup::suggested_winners(const QueryState& query) {
   const TensorView& hints = context_.problem.hints;
-  if (!hints.present()) return {scratch_.winners, static_cast<std::size_t>(winners_)};
-  const std::int64_t row = hints.shape[0] == 1 ? 0 : query.row;
-  const std::int64_t count = std::min(hints.shape[1], context_.sizes.winner_capacity);
-  for (std::int64_t i = 0; i < count; ++i) scratch_.winners[i] = *hints.at<std::int32_t>(row, i);
-  return {scratch_.winners, static_cast<std::size_t>(count)};
+  const MutableTensorView& recent = context_.out.recent;
+  const auto take = [&](const auto& ids, std::int64_t row) -> std::span<const std::int32_t> {
+    const std::int64_t count = std::min(ids.shape[1], context_.sizes.winner_capacity);
+    for (std::int64_t i = 0; i < count; ++i) scratch_.winners[i] = *ids.template at<std::int32_t>(row, i);
+    return {scratch_.winners, static_cast<std::size_t>(count)};
+  };
+  if (hints.present()) return take(hints, hint_row(context_.problem, query.row));
+  if (recent.present()) return take(recent, request_of(context_.problem, query.row));
+  return {scratch_.winners, static_cast<std::size_t>(winners_)};
 }
 
 }  // namespace dosa::cpu

@@ -19,17 +19,15 @@ constexpr Record by_score(Record record) noexcept {
 }  // namespace
 
 void write_row(const Plan& plan, const Selection& out, const hwy::Sorter& sorter, std::int64_t row,
-               std::int64_t first_visible, std::span<Record> records) {
+               std::span<Record> records) {
   const bool ascending = plan.options.order == Order::ascending;
   if (ascending) std::transform(records.begin(), records.end(), records.begin(), by_id);
   sorter(records.data(), records.size(), hwy::SortAscending());
   if (ascending) std::transform(records.begin(), records.end(), records.begin(), by_score);
 
-  const std::int64_t origin = plan.options.index_space == IndexSpace::relative ? first_visible : 0;
   const auto count = static_cast<std::int32_t>(records.size());
   for (std::int32_t i = 0; i < plan.shape.topk; ++i) {
-    *out.ids.at<std::int32_t>(row, i) =
-        i < count ? static_cast<std::int32_t>(id_of(records[static_cast<std::size_t>(i)]) - origin) : -1;
+    *out.ids.at<std::int32_t>(row, i) = i < count ? id_of(records[static_cast<std::size_t>(i)]) : -1;
   }
   if (!out.scores.present()) return;
   for (std::int32_t i = 0; i < plan.shape.topk; ++i) {
@@ -53,12 +51,13 @@ void CpuGroup::select() {
       std::copy(records.begin(), records.end(), context_.part_records + slot * context_.plan.shape.topk);
       context_.part_counts[slot] = query.records.size();
     } else {
-      write_row(context_.plan, context_.out, sorter_, query.row, query.first_visible, records);
+      write_row(context_.plan, context_.out, sorter_, query.row, records);
     }
     if (part_ == 0) count_path(query.path);
     if (!context_.reports.empty() && part_ == 0) context_.reports[static_cast<std::size_t>(query.row)] = query.report;
   }
-  if (context_.seeds == SeedPolicy::chain && !context_.problem.hints.present() && count_ > 0) keep_winners(queries_[count_ - 1]);
+  const bool told = context_.problem.hints.present() || context_.out.recent.present();
+  if (context_.seeds == SeedPolicy::chain && !told && count_ > 0) keep_winners(queries_[count_ - 1]);
 }
 
 void CpuGroup::keep_winners(QueryState& query) {

@@ -106,6 +106,12 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   if (shape.dim != kDim) {
     return fail(ErrorCode::unsupported_shape, fmt::format("dim is {}; the sm90 scorer has {}", shape.dim, kDim));
   }
+  if (shape.page_size > 0) {
+    return fail(ErrorCode::unsupported_shape, fmt::format("page_size is {}; the cuda backend reads contiguous keys", shape.page_size));
+  }
+  if (options_.index_space == IndexSpace::slot) {
+    return fail(ErrorCode::unsupported_shape, "index_space is slot; the cuda backend has absolute and relative ids");
+  }
   Plan plan;
   plan.shape = shape;
   plan.options = options_;
@@ -170,6 +176,7 @@ Result<Inputs> inputs_of(const ProblemShape& shape, const Problem& problem, cons
 Result<Stats> CudaBackend::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                                std::span<RowReport> reports) const {
   if (!reports.empty()) return fail(ErrorCode::invalid_argument, "the cuda backend makes no row reports");
+  if (out.recent.present()) return fail(ErrorCode::unsupported_shape, "recent is given; the cuda backend keeps no recent winners");
   const auto inputs = inputs_of(plan.shape, problem, out);
   if (!inputs) return tl::unexpected(inputs.error());
   StageClock clock;

@@ -1,0 +1,16 @@
+// Recent winners of a request: tomorrow's witnesses.
+//
+// Queries of neighbouring positions choose mostly the same keys. The caller keeps, per request, a row of ids: winners
+// of the last steps, newest first, distinct, -1 behind them. Nothing depends on what the row holds: ids are rescored
+// for the current query, and those that it does not see are passed over.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace dosa {
+
+/// Puts `winners` (distinct; left in ascending order) in front of what `recent` held; the oldest fall out at its end.
+void remember(std::span<std::int32_t> winners, std::span<std::int32_t> recent);
+
+}  // namespace dosa
