@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/peak.hpp"
+#include "base/error.hpp"
+#include "base/keys.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "io/names.hpp"
@@ -80,10 +82,10 @@ Problem last_queries(Problem problem, std::int64_t wanted) {
 }
 
 /// Counts and stage times of one method on a GPU, outside of the timed rounds: events between stages cost time.
-Result<Stats> stage_times(const Problem& problem, Options options, Method method) {
+Result<Stats> stage_times(const Steps& steps, Options options, Method method) {
   options.method = method;
   options.time_stages = true;
-  auto runner = Runner::create(problem, options);
+  auto runner = Runner::create(steps, options);
   if (!runner) return tl::unexpected(runner.error());
   for (int round = 0; round < 2; ++round) {
     if (auto done = runner->run(); !done) return tl::unexpected(done.error());
@@ -92,7 +94,7 @@ Result<Stats> stage_times(const Problem& problem, Options options, Method method
 }
 
 /// A B C A B C ...; one round before the clock starts, to fault pages in and fill caches.
-Result<Race> race(const Problem& problem, const BenchArgs& args) {
+Result<Race> race(const Steps& steps, const BenchArgs& args) {
   Race result;
   std::vector<Method> methods = args.methods;
   if (methods.empty()) {
@@ -102,7 +104,7 @@ Result<Race> race(const Problem& problem, const BenchArgs& args) {
   for (const Method method : methods) {
     Options options = args.options;
     options.method = method;
-    auto runner = Runner::create(problem, options);
+    auto runner = Runner::create(steps, options);
     if (!runner) return tl::unexpected(runner.error());
     result.contenders.push_back({method, std::move(*runner), {}, {}});
   }
@@ -120,7 +122,7 @@ Result<Race> race(const Problem& problem, const BenchArgs& args) {
   for (Contender& contender : result.contenders) {
     contender.stats = contender.runner.stats();
     if (args.options.backend == Backend::cpu) continue;
-    auto staged = stage_times(problem, args.options, contender.method);
+    auto staged = stage_times(steps, args.options, contender.method);
     if (!staged) return tl::unexpected(staged.error());
     contender.stats = *staged;
   }
@@ -208,7 +210,7 @@ void print_json(const std::string& trace, const Race& race, const BenchArgs& arg
       .add("backend", name_in(kBackends, args.options.backend))
       .add("implementation", plan.implementation)
       .add("threads", plan.threads)
-      .add("shape", json_of(plan.shape))
+      .add("shape", json_of(plan.shape, race.contenders.front().runner.steps()))
       .add("repeats", args.repeats);
   if (!race.peak.values.empty()) line.add("peak_macs_per_second", race.peak.median());
   line.add("methods", std::span<const JsonObject>(methods))
@@ -216,18 +218,18 @@ void print_json(const std::string& trace, const Race& race, const BenchArgs& arg
   fmt::print("{}\n", line.line());
 }
 
-Result<int> bench_case(const std::string& trace, const Problem& problem, const BenchArgs& args) {
-  auto ran = race(problem, args);
+Result<int> bench_case(const std::string& trace, const Steps& steps, const BenchArgs& args) {
+  auto ran = race(steps, args);
   if (!ran) return tl::unexpected(ran.error());
   if (const auto difference = disagreement(ran->contenders)) {
-    print_error(fmt::format("{} topk {}: {}; this is a bug of dosa", case_name(trace), problem.topk, *difference));
+    print_error(fmt::format("{} topk {}: {}; this is a bug of dosa", case_name(trace), steps.front().topk, *difference));
     return kDifference;
   }
   if (args.json) {
     print_json(trace, *ran, args);
   } else {
     const Plan& plan = ran->contenders.front().runner.plan();
-    fmt::print("{}: {}; {}, threads {}\n", case_name(trace), describe(plan.shape), plan.implementation, plan.threads);
+    fmt::print("{}: {}; {}, threads {}\n", case_name(trace), describe(plan.shape, steps.size()), plan.implementation, plan.threads);
     print_table(*ran);
   }
   std::fflush(stdout);
@@ -241,10 +243,13 @@ Result<int> bench(const BenchArgs& args) {
   for (const std::string& path : args.traces) {
     auto trace = Trace::open(path);
     if (!trace) return tl::unexpected(trace.error());
-    Problem problem = last_queries(trace->problem(), args.queries);
+    if (args.queries > 0 && is_paged(trace->problem())) {
+      return fail(ErrorCode::invalid_argument, fmt::format("--queries is {}; {} has steps of decoding, which belong together", args.queries, path));
+    }
     for (const std::int32_t topk : args.topk) {
-      problem.topk = topk;
-      auto result = bench_case(path, problem, args);
+      Steps steps = steps_of(*trace, topk);
+      for (Problem& step : steps) step = last_queries(step, args.queries);
+      auto result = bench_case(path, steps, args);
       if (!result) return result;
       code = std::max(code, *result);
     }

@@ -76,6 +76,12 @@ struct ExtendArgs {
   std::uint64_t seed = 1;
 };
 
+struct DecodeArgs {
+  std::string trace;
+  std::int64_t requests = 1, next_n = 1, page_size = 64;
+  std::uint64_t seed = 1;
+};
+
 Result<int> select(const SelectArgs& args);
 Result<int> verify(const VerifyArgs& args);
 Result<int> bench(const BenchArgs& args);
@@ -86,6 +92,7 @@ Result<int> synth_random(const RandomArgs& args, const std::string& out);
 Result<int> synth_adversarial(const AdversarialArgs& args, const std::string& out);
 Result<int> synth_scores(const ScoresArgs& args, const std::string& out);
 Result<int> synth_extend(const ExtendArgs& args, const std::string& out);
+Result<int> synth_decode(const DecodeArgs& args, const std::string& out);
 /// Names that synth_adversarial takes, with a line about each.
 std::vector<std::pair<std::string, std::string>> adversarial_names();
 

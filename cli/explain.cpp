@@ -248,7 +248,7 @@ Result<int> explain(const ExplainArgs& args) {
   for (const std::string& path : args.traces) {
     auto trace = Trace::open(path);
     if (!trace) return tl::unexpected(trace.error());
-    Problem problem = trace->problem();
+    Problem problem = trace->problem(trace->steps() - 1);
     for (const std::int32_t topk : args.topk) {
       problem.topk = topk;
       if (!args.json && !first) fmt::print("\n");

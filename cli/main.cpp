@@ -104,6 +104,7 @@ struct CommandLine {
   AdversarialArgs adversarial;
   ScoresArgs scores;
   ExtendArgs extend;
+  DecodeArgs decode;
   std::function<Result<int>()> command;
 
   CommandLine() {
@@ -244,7 +245,8 @@ struct CommandLine {
     synth->footer(examples({"dosa synth random --heads 64 --keys 131072 --positive 0.25 --out r.safetensors",
                             "dosa synth adversarial ties --out t.safetensors",
                             "dosa synth scores 3,1,nan,-inf,1 --out s.safetensors",
-                            "dosa synth extend traces/demo-h32.safetensors --keys 1048576 --out m.safetensors"}));
+                            "dosa synth extend traces/demo-h32.safetensors --keys 1048576 --out m.safetensors",
+                            "dosa synth decode traces/demo-h32.safetensors --requests 2 --out d.safetensors"}));
     constexpr std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();
     const auto sub = [&](const char* name, const char* help, auto run) {
       CLI::App* app_of_kind = synth->add_subcommand(name, help);
@@ -309,6 +311,19 @@ struct CommandLine {
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
     kind->add_option("--seed", extend.seed, "of the random generator")->capture_default_str();
+
+    kind = sub("decode", "The queries of a trace as steps of decoding, its keys in pages", [this] { return synth_decode(decode, out); });
+    kind->add_option("trace", decode.trace, "trace with contiguous keys")->required()->option_text("TRACE");
+    kind->add_option("--requests", decode.requests, "requests of a batch; each decodes its stretch of the queries")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->capture_default_str();
+    kind->add_option("--draft-tokens", decode.next_n, "queries of a request in a step")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{8}))
+        ->capture_default_str();
+    kind->add_option("--page-size", decode.page_size, "keys of a page")
+        ->check(CLI::IsMember({16, 32, 64, 128, 256}))
+        ->capture_default_str();
+    kind->add_option("--seed", decode.seed, "of the order of pages")->capture_default_str();
   }
 };
 

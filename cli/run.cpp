@@ -31,8 +31,9 @@ Rows::Rows(std::int64_t queries, std::int64_t topk)
       ids(static_cast<std::size_t>(queries * topk)),
       scores(static_cast<std::size_t>(queries * topk)) {}
 
-Selection Rows::selection() noexcept {
-  return {dense_view<void>(ids.data(), DType::i32, {nq, k}), dense_view<void>(scores.data(), DType::f32, {nq, k})};
+Selection Rows::selection(std::int64_t first, std::int64_t count) noexcept {
+  return {dense_view<void>(ids.data() + first * k, DType::i32, {count, k}),
+          dense_view<void>(scores.data() + first * k, DType::f32, {count, k})};
 }
 
 std::span<const std::int32_t> Rows::row_ids(std::int64_t row) const {
@@ -43,20 +44,31 @@ std::span<const float> Rows::row_scores(std::int64_t row) const {
   return std::span(scores).subspan(static_cast<std::size_t>(row * k), static_cast<std::size_t>(k));
 }
 
-Runner::Runner(Indexer indexer, Plan plan, const Problem& problem)
+Steps steps_of(const Trace& trace, std::int32_t topk) {
+  Steps steps;
+  for (std::int64_t step = 0; step < trace.steps(); ++step) {
+    steps.push_back(trace.problem(step));
+    steps.back().topk = topk;
+  }
+  return steps;
+}
+
+Runner::Runner(Indexer indexer, Plan plan, Steps steps)
     : indexer_(std::move(indexer)),
       plan_(std::move(plan)),
-      problem_(problem),
-      rows_(problem.q.shape[0], problem.topk) {}
+      steps_(std::move(steps)),
+      rows_(plan_.shape.nq * static_cast<std::int64_t>(steps_.size()), plan_.shape.topk) {
+  if (plan_.shape.page_size > 0) recent_.resize(static_cast<std::size_t>(plan_.shape.requests * 2 * plan_.shape.topk));
+}
 
-Result<Runner> Runner::create(const Problem& problem, const Options& options) {
+Result<Runner> Runner::create(const Steps& steps, const Options& options) {
   auto indexer = Indexer::create(options);
   if (!indexer) return tl::unexpected(indexer.error());
-  auto plan = indexer->plan(shape_of(problem));
+  auto plan = indexer->plan(shape_of(steps.front()));
   if (!plan) return tl::unexpected(plan.error());
-  Runner runner(std::move(*indexer), std::move(*plan), problem);
+  Runner runner(std::move(*indexer), std::move(*plan), steps);
   if (options.backend == Backend::cuda) {
-    auto copy = copy_to_device(problem, true);
+    auto copy = copy_to_device(steps.front(), true);
     if (!copy) return tl::unexpected(copy.error());
     runner.device_ = std::move(*copy);
   }
@@ -71,10 +83,21 @@ Result<void> Runner::run() {
 }
 
 Result<Stats> Runner::run_on_host() {
+  std::ranges::fill(recent_, -1);
+  const ProblemShape& shape = plan_.shape;
   const auto start = Clock::now();
-  auto stats = indexer_.run(plan_, problem_, rows_.selection());
+  Stats total;
+  std::int64_t row = 0;
+  for (const Problem& step : steps_) {
+    Selection out = rows_.selection(row, shape.nq);
+    if (!recent_.empty()) out.recent = dense_view<void>(recent_.data(), DType::i32, {shape.requests, 2 * std::int64_t{shape.topk}});
+    auto stats = indexer_.run(plan_, step, out);
+    if (!stats) return stats;
+    total += *stats;
+    row += shape.nq;
+  }
   seconds_ = seconds_since(start);
-  return stats;
+  return total;
 }
 
 Result<Stats> Runner::run_on_device() {
@@ -132,7 +155,13 @@ std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted) {
 
 std::string case_name(const std::string& trace_path) { return std::filesystem::path(trace_path).stem().string(); }
 
-std::string describe(const ProblemShape& shape) {
+std::string describe(const ProblemShape& shape, std::size_t steps) {
+  if (shape.page_size > 0) {
+    return fmt::format("{} {} of {} {} x {} draft {} x {} heads, room for {} keys in pages of {}, topk {}", steps,
+                       steps == 1 ? "step" : "steps", shape.requests, shape.requests == 1 ? "request" : "requests",
+                       shape.nq / shape.requests, shape.nq == shape.requests ? "token" : "tokens", shape.heads, shape.nk,
+                       shape.page_size, shape.topk);
+  }
   return fmt::format("{} queries x {} heads, {} keys, topk {}", shape.nq, shape.heads, shape.nk, shape.topk);
 }
 

@@ -26,34 +26,42 @@ struct Rows {
   Rows() = default;
   Rows(std::int64_t queries, std::int64_t topk);
 
-  [[nodiscard]] Selection selection() noexcept;
+  /// `count` rows from `first` on.
+  [[nodiscard]] Selection selection(std::int64_t first, std::int64_t count) noexcept;
+  [[nodiscard]] Selection selection() noexcept { return selection(0, nq); }
   [[nodiscard]] std::span<const std::int32_t> row_ids(std::int64_t row) const;
   [[nodiscard]] std::span<const float> row_scores(std::int64_t row) const;
 };
 
-/// A problem planned once for one set of options; each run overwrites `rows`. For the cuda backend the problem is copied to
-/// the GPU once.
+/// Problems of one shape, one after the other: the steps of a decode trace, or the one problem of any other.
+using Steps = std::vector<Problem>;
+Steps steps_of(const Trace& trace, std::int32_t topk);
+
+/// Steps planned once for one set of options; each run overwrites `rows`, step by step. Keys in pages: a run begins without
+/// recent winners and carries them from step to step. For the cuda backend the problem is copied to the GPU once.
 class Runner {
  public:
-  static Result<Runner> create(const Problem& problem, const Options& options);
+  static Result<Runner> create(const Steps& steps, const Options& options);
 
-  /// Wall seconds of the run, copies to and from a GPU excluded, are kept in `seconds`.
+  /// Wall seconds of all steps, copies to and from a GPU excluded, are kept in `seconds`.
   Result<void> run();
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  [[nodiscard]] std::size_t steps() const noexcept { return steps_.size(); }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Rows& rows() const noexcept { return rows_; }
   [[nodiscard]] Rows& rows() noexcept { return rows_; }
   [[nodiscard]] double seconds() const noexcept { return seconds_; }
 
  private:
-  Runner(Indexer indexer, Plan plan, const Problem& problem);
+  Runner(Indexer indexer, Plan plan, Steps steps);
   Result<Stats> run_on_host();
   Result<Stats> run_on_device();
 
   Indexer indexer_;
   Plan plan_;
-  Problem problem_;
+  Steps steps_;
+  std::vector<std::int32_t> recent_;    // [requests, 2 topk]; empty: keys are contiguous
   std::unique_ptr<DeviceCopy> device_;  // null: cpu backend
   Rows rows_;
   Stats stats_;
@@ -77,8 +85,8 @@ std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted);
 /// "demo-h32" of "traces/demo-h32.safetensors".
 std::string case_name(const std::string& trace_path);
 
-/// "128 queries x 32 heads, 32768 keys, topk 2048".
-std::string describe(const ProblemShape& shape);
+/// "128 queries x 32 heads, 32768 keys, topk 2048", or "64 steps of 2 requests x 1 draft tokens x 32 heads, ...".
+std::string describe(const ProblemShape& shape, std::size_t steps = 1);
 
 /// Per path taken: how many rows, and why.
 std::vector<std::string> describe_paths(const PathCounts& path);

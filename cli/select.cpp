@@ -11,7 +11,7 @@ namespace {
 
 void print_summary(const SelectArgs& args, const Runner& runner) {
   const Stats& stats = runner.stats();
-  fmt::print("{}: {}\n", case_name(args.trace), describe(runner.plan().shape));
+  fmt::print("{}: {}\n", case_name(args.trace), describe(runner.plan().shape, runner.steps()));
   fmt::print("method    {} on {}/{}, threads {}\n", name_in(kMethods, args.options.method),
              name_in(kBackends, args.options.backend), runner.plan().implementation, runner.plan().threads);
   for (const std::string& line : describe_paths(stats.path)) fmt::print("path      {}\n", line);
@@ -25,7 +25,7 @@ void print_json(const SelectArgs& args, const Runner& runner) {
   JsonObject json("select");
   json.add("case", case_name(args.trace))
       .add("trace", args.trace)
-      .add("shape", json_of(runner.plan().shape))
+      .add("shape", json_of(runner.plan().shape, runner.steps()))
       .add("method", name_in(kMethods, args.options.method))
       .add("backend", name_in(kBackends, args.options.backend))
       .add("implementation", runner.plan().implementation)
@@ -44,13 +44,10 @@ void print_json(const SelectArgs& args, const Runner& runner) {
 Result<int> select(const SelectArgs& args) {
   auto trace = Trace::open(args.trace);
   if (!trace) return tl::unexpected(trace.error());
-  Problem problem = trace->problem();
-  problem.topk = args.topk;
-
-  auto runner = Runner::create(problem, args.options);
+  auto runner = Runner::create(steps_of(*trace, args.topk), args.options);
   if (!runner) return tl::unexpected(runner.error());
   {
-    const Progress progress(fmt::format("selecting for {}", describe(runner->plan().shape)));
+    const Progress progress(fmt::format("selecting for {}", describe(runner->plan().shape, runner->steps())));
     if (auto done = runner->run(); !done) return tl::unexpected(done.error());
   }
   if (!args.out.empty()) {

@@ -6,11 +6,13 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <tuple>
 
 #include <fmt/format.h>
 
 #include "base/error.hpp"
+#include "base/keys.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "io/trace.hpp"
@@ -157,6 +159,11 @@ Result<std::vector<float>> parse_scores(std::string_view text) {
   return scores;
 }
 
+std::optional<Error> refuse_pages(const Trace& trace, const std::string& path) {
+  if (!is_paged(trace.problem())) return std::nullopt;
+  return Error{ErrorCode::invalid_argument, fmt::format("{} has its keys in pages; they must be contiguous", path)};
+}
+
 Result<int> save(const std::string& out, const Activations& activations, Metadata metadata) {
   metadata["made_by"] = "dosa synth";
   if (auto saved = save_trace(out, activations.problem(), metadata); !saved) return tl::unexpected(saved.error());
@@ -209,6 +216,7 @@ Result<int> synth_scores(const ScoresArgs& args, const std::string& out) {
 Result<int> synth_extend(const ExtendArgs& args, const std::string& out) {
   auto trace = Trace::open(args.trace);
   if (!trace) return tl::unexpected(trace.error());
+  if (auto refused = refuse_pages(*trace, args.trace)) return tl::unexpected(*refused);
   const std::int64_t old = trace->problem().k.shape[0];
   if (args.keys < old || old == 0) {
     return fail(ErrorCode::invalid_argument,
@@ -219,6 +227,19 @@ Result<int> synth_extend(const ExtendArgs& args, const std::string& out) {
   metadata["extended_from"] = fmt::format("{} keys of {}", old, args.trace);
   metadata["jitter"] = fmt::format("{}", args.jitter);
   return save(out, extended(trace->problem(), args.keys, args.jitter, args.seed), std::move(metadata));
+}
+
+Result<int> synth_decode(const DecodeArgs& args, const std::string& out) {
+  auto trace = Trace::open(args.trace);
+  if (!trace) return tl::unexpected(trace.error());
+  if (auto refused = refuse_pages(*trace, args.trace)) return tl::unexpected(*refused);
+  const auto stream = as_decode_stream(trace->problem(), {args.requests, args.next_n, args.page_size}, args.seed);
+  if (!stream) return tl::unexpected(stream.error());
+  Metadata metadata = trace->metadata();
+  metadata["decodes"] = args.trace;
+  metadata["made_by"] = "dosa synth";
+  if (auto saved = save_decode_trace(out, stream->tensors(), metadata); !saved) return tl::unexpected(saved.error());
+  return kOk;
 }
 
 }  // namespace dosa::cli

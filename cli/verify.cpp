@@ -30,15 +30,21 @@ struct Expected {
   std::vector<OracleRow> expected;
 };
 
-Expected ask_oracle(const Problem& problem, const VerifyArgs& args, ReferenceScorer scorer) {
-  Expected result{spread_rows(problem.q.shape[0], args.rows), {}};
+// Rows of all steps, counted through.
+std::int64_t row_count(const Steps& steps) { return steps.front().q.shape[0] * static_cast<std::int64_t>(steps.size()); }
+const Problem& step_of(const Steps& steps, std::int64_t row) { return steps[static_cast<std::size_t>(row / steps.front().q.shape[0])]; }
+std::int64_t row_in_step(const Steps& steps, std::int64_t row) { return row % steps.front().q.shape[0]; }
+
+Expected ask_oracle(const Steps& steps, const VerifyArgs& args, ReferenceScorer scorer) {
+  Expected result{spread_rows(row_count(steps), args.rows), {}};
   result.expected.resize(result.rows.size());
   const auto count = static_cast<std::int64_t>(result.rows.size());
   Progress progress(fmt::format("oracle ({}), row", name_in(kReferences, scorer)), count);
   for_each_index(count, args.options.threads, [&](std::int64_t i) {
     const auto slot = static_cast<std::size_t>(i);
     result.expected[slot] =
-        oracle_row(problem, result.rows[slot], scorer, args.options.order, args.options.index_space);
+        oracle_row(step_of(steps, result.rows[slot]), row_in_step(steps, result.rows[slot]), scorer, args.options.order,
+                   args.options.index_space);
     progress.advance();
   });
   return result;
@@ -57,21 +63,21 @@ Verdict compare(std::string_view method, const Rows& rows, const Expected& oracl
 
 /// The methods of the backend, against the reference that its scores are defined by. Rows that the oracle did not compute are
 /// compared with the first method's.
-Result<std::vector<Verdict>> verify_methods(const Problem& problem, const VerifyArgs& args) {
+Result<std::vector<Verdict>> verify_methods(const Steps& steps, const VerifyArgs& args) {
   std::vector<Runner> runners;
   std::vector<std::string_view> names;
   for (const auto& [name, method] : kMethods) {
     if (!has_method(args.options.backend, method)) continue;
     Options options = args.options;
     options.method = method;
-    auto runner = Runner::create(problem, options);
+    auto runner = Runner::create(steps, options);
     if (!runner) return tl::unexpected(runner.error());
     names.push_back(name);
     const Progress progress(fmt::format("selecting with {}", name));
     if (auto done = runner->run(); !done) return tl::unexpected(done.error());
     runners.push_back(std::move(*runner));
   }
-  const Expected oracle = ask_oracle(problem, args, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : ReferenceScorer::cpu);
+  const Expected oracle = ask_oracle(steps, args, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : ReferenceScorer::cpu);
   std::vector<Verdict> verdicts;
   for (std::size_t i = 0; i < runners.size(); ++i) {
     const Rows& rows = runners[i].rows();
@@ -137,16 +143,16 @@ std::int64_t missing_ids(std::vector<std::int32_t> a, std::vector<std::int32_t> 
   return static_cast<std::int64_t>(only.size());
 }
 
-Sm90Verdict verify_sm90(const Problem& problem, const VerifyArgs& args) {
-  const Expected sm90 = ask_oracle(problem, args, ReferenceScorer::sm90);
-  const Expected cpu = ask_oracle(problem, args, ReferenceScorer::cpu);
+Sm90Verdict verify_sm90(const Steps& steps, const VerifyArgs& args) {
+  const Expected sm90 = ask_oracle(steps, args, ReferenceScorer::sm90);
+  const Expected cpu = ask_oracle(steps, args, ReferenceScorer::cpu);
   const auto count = static_cast<std::int64_t>(sm90.rows.size());
   Sm90Verdict result{{"sm90", "", 0}, count};
   std::vector<std::string> differences(sm90.rows.size());
   Progress progress("selecting from sm90 scores, row", count);
   for_each_index(count, args.options.threads, [&](std::int64_t index) {
     const auto i = static_cast<std::size_t>(index);
-    const OracleRow row = select_sm90(problem, sm90.rows[i], args.options.order, args.options.index_space);
+    const OracleRow row = select_sm90(step_of(steps, sm90.rows[i]), row_in_step(steps, sm90.rows[i]), args.options.order, args.options.index_space);
     differences[i] = first_difference(row.ids, row.scores, sm90.expected[i].ids, sm90.expected[i].scores).value_or("");
     progress.advance();
   });
@@ -180,16 +186,16 @@ struct CaseReport {
   }
 };
 
-Result<CaseReport> check_methods(const Problem& problem, const VerifyArgs& args) {
-  auto verdicts = verify_methods(problem, args);
+Result<CaseReport> check_methods(const Steps& steps, const VerifyArgs& args) {
+  auto verdicts = verify_methods(steps, args);
   if (!verdicts) return tl::unexpected(verdicts.error());
   return CaseReport{std::move(*verdicts), "", {}};
 }
 
-Result<CaseReport> check_sm90(const Problem& problem, const VerifyArgs& args) {
+Result<CaseReport> check_sm90(const Steps& steps, const VerifyArgs& args) {
   // Nothing is run, but the shape must be one that could be.
-  if (auto runner = Runner::create(problem, args.options); !runner) return tl::unexpected(runner.error());
-  const Sm90Verdict sm90 = verify_sm90(problem, args);
+  if (auto runner = Runner::create(steps, args.options); !runner) return tl::unexpected(runner.error());
+  const Sm90Verdict sm90 = verify_sm90(steps, args);
   CaseReport report{{sm90.verdict},
                     fmt::format("{} of {} winners, in {} of {} rows, are not the cpu reference's: the two score "
                                 "differently by design",
@@ -201,8 +207,8 @@ Result<CaseReport> check_sm90(const Problem& problem, const VerifyArgs& args) {
   return report;
 }
 
-void print_text(const std::string& trace, const Problem& problem, std::size_t rows, const CaseReport& report) {
-  fmt::print("{}: {}; {} rows against the oracle\n", case_name(trace), describe(shape_of(problem)), rows);
+void print_text(const std::string& trace, const Steps& steps, std::size_t rows, const CaseReport& report) {
+  fmt::print("{}: {}; {} rows against the oracle\n", case_name(trace), describe(shape_of(steps.front()), steps.size()), rows);
   for (const Verdict& verdict : report.verdicts) {
     if (verdict.difference.empty()) {
       fmt::print("  {:5}  equal, ids and score bits\n", verdict.method);
@@ -213,14 +219,14 @@ void print_text(const std::string& trace, const Problem& problem, std::size_t ro
   if (!report.note.empty()) fmt::print("  {}\n", report.note);
 }
 
-void print_json(const std::string& trace, const Problem& problem, const VerifyArgs& args, std::size_t rows,
+void print_json(const std::string& trace, const Steps& steps, const VerifyArgs& args, std::size_t rows,
                 const CaseReport& report) {
   std::vector<JsonObject> methods;
   for (const Verdict& verdict : report.verdicts) methods.push_back(json_of(verdict));
   JsonObject line("verify");
   line.add("case", case_name(trace))
       .add("trace", trace)
-      .add("shape", json_of(shape_of(problem)))
+      .add("shape", json_of(shape_of(steps.front()), steps.size()))
       .add("backend", name_in(kBackends, args.options.backend))
       .add("reference", name_in(kReferences, args.options.backend == Backend::cuda ? ReferenceScorer::sm90 : args.reference))
       .add("rows", static_cast<std::int64_t>(rows))
@@ -231,14 +237,14 @@ void print_json(const std::string& trace, const Problem& problem, const VerifyAr
 }
 
 /// Prints one case; true if everything was equal.
-Result<bool> verify_case(const std::string& trace, const Problem& problem, const VerifyArgs& args) {
-  auto report = args.reference == ReferenceScorer::cpu || args.options.backend == Backend::cuda ? check_methods(problem, args) : check_sm90(problem, args);
+Result<bool> verify_case(const std::string& trace, const Steps& steps, const VerifyArgs& args) {
+  auto report = args.reference == ReferenceScorer::cpu || args.options.backend == Backend::cuda ? check_methods(steps, args) : check_sm90(steps, args);
   if (!report) return tl::unexpected(report.error());
-  const std::size_t rows = spread_rows(problem.q.shape[0], args.rows).size();
+  const std::size_t rows = spread_rows(row_count(steps), args.rows).size();
   if (args.json) {
-    print_json(trace, problem, args, rows, *report);
+    print_json(trace, steps, args, rows, *report);
   } else {
-    print_text(trace, problem, rows, *report);
+    print_text(trace, steps, rows, *report);
   }
   std::fflush(stdout);
   return report->equal();
@@ -251,10 +257,8 @@ Result<int> verify(const VerifyArgs& args) {
   for (const std::string& path : args.traces) {
     auto trace = Trace::open(path);
     if (!trace) return tl::unexpected(trace.error());
-    Problem problem = trace->problem();
     for (const std::int32_t topk : args.topk) {
-      problem.topk = topk;
-      auto verified = verify_case(path, problem, args);
+      auto verified = verify_case(path, steps_of(*trace, topk), args);
       if (!verified) return tl::unexpected(verified.error());
       equal = equal && *verified;
     }

@@ -69,9 +69,12 @@ JsonObject json_of(const RowExplanation& row) {
 
 }  // namespace
 
-JsonObject json_of(const ProblemShape& shape) {
+JsonObject json_of(const ProblemShape& shape, std::size_t steps) {
   JsonObject json;
   json.add("nq", shape.nq).add("nk", shape.nk).add("heads", shape.heads).add("dim", shape.dim).add("topk", shape.topk);
+  if (shape.page_size > 0) {
+    json.add("steps", static_cast<std::int64_t>(steps)).add("requests", shape.requests).add("page_size", shape.page_size);
+  }
   return json;
 }
 

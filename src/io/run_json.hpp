@@ -7,7 +7,7 @@
 
 namespace dosa {
 
-JsonObject json_of(const ProblemShape& shape);
+JsonObject json_of(const ProblemShape& shape, std::size_t steps = 1);
 JsonObject json_of(const Stats& stats);
 JsonObject json_of(const Audit& audit);
 

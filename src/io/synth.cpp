@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 
+#include <fmt/format.h>
+
 #include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/keys.hpp"
 #include "score/quantize.hpp"
 
 namespace dosa {
@@ -136,6 +142,61 @@ Activations extended(const Problem& problem, std::int64_t nk, double jitter, std
     a.k_scale[static_cast<std::size_t>(i)] = *problem.k_scale.at<float>(source);
   }
   return a;
+}
+
+DecodeTensors DecodeStream::tensors() const {
+  const std::int64_t pages = static_cast<std::int64_t>(kv_cache.size()) / (page_size * (dim + 4));
+  const std::int64_t blocks = static_cast<std::int64_t>(block_table.size()) / requests;
+  return {.q = dense_view<const void>(q.data(), DType::f8_e4m3, {steps, requests, next_n, heads, dim}),
+          .w = dense_view<const void>(w.data(), DType::f32, {steps, requests, next_n, heads}),
+          .kv_cache = dense_view<const void>(kv_cache.data(), DType::f8_e4m3, {pages, page_size, 1, dim + 4}),
+          .block_table = dense_view<const void>(block_table.data(), DType::i32, {requests, blocks}),
+          .context_lens = dense_view<const void>(context_lens.data(), DType::i32, {steps, requests, next_n})};
+}
+
+Result<DecodeStream> as_decode_stream(const Problem& problem, const StreamShape& shape, std::uint64_t seed) {
+  const std::int64_t nq = problem.q.shape[0], nk = problem.k.shape[0];
+  DecodeStream s;
+  s.requests = shape.requests;
+  s.next_n = shape.next_n;
+  s.page_size = shape.page_size;
+  s.heads = static_cast<std::int32_t>(problem.q.shape[1]);
+  s.dim = static_cast<std::int32_t>(problem.q.shape[2]);
+  s.steps = nq / (s.requests * s.next_n);
+  if (s.steps == 0) {
+    return fail(ErrorCode::invalid_argument,
+                fmt::format("there are {} queries; a step of {} requests with {} draft tokens takes {}", nq, s.requests, s.next_n,
+                            s.requests * s.next_n));
+  }
+
+  const std::int64_t pages = (nk + s.page_size - 1) / s.page_size;
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  Gaussian random(seed);
+  for (std::size_t n = order.size(); n > 1; --n) std::swap(order[n - 1], order[random.below(n)]);
+  for (std::int64_t r = 0; r < s.requests; ++r) s.block_table.insert(s.block_table.end(), order.begin(), order.end());
+  s.kv_cache.resize(static_cast<std::size_t>(pages * s.page_size * (s.dim + 4)));
+  for (std::int64_t key = 0; key < nk; ++key) {
+    std::uint8_t* page = s.kv_cache.data() + order[static_cast<std::size_t>(key / s.page_size)] * s.page_size * (s.dim + 4);
+    const std::int64_t offset = key % s.page_size;
+    std::copy_n(problem.k.at<std::uint8_t>(key), s.dim, page + offset * s.dim);
+    std::memcpy(page + s.page_size * s.dim + offset * 4, problem.k_scale.at<float>(key), 4);
+  }
+
+  const std::int64_t stretch = s.steps * s.next_n;
+  for (std::int64_t step = 0; step < s.steps; ++step) {
+    for (std::int64_t token = 0; token < s.requests * s.next_n; ++token) {
+      const std::int64_t row = token / s.next_n * stretch + step * s.next_n + token % s.next_n;
+      const VisibleRange visible = visible_range(problem, row);
+      if (visible.begin != 0) {
+        return fail(ErrorCode::invalid_argument, fmt::format("query {} sees keys from {} on; draft tokens see them from 0 on", row, visible.begin));
+      }
+      s.q.insert(s.q.end(), problem.q.at<std::uint8_t>(row), problem.q.at<std::uint8_t>(row) + problem.q.stride[0]);
+      s.w.insert(s.w.end(), problem.w.at<float>(row), problem.w.at<float>(row) + s.heads);
+      s.context_lens.push_back(static_cast<std::int32_t>(visible.end));
+    }
+  }
+  return s;
 }
 
 }  // namespace dosa

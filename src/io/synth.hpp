@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dosa/problem.hpp"
+#include "io/trace.hpp"
 
 namespace dosa {
 
@@ -45,5 +46,27 @@ Activations random_activations(std::int64_t nq, std::int64_t nk, std::int32_t he
 /// `problem` (dense) with nk keys: copies of its keys with Gaussian noise of `jitter` times a key's root mean square
 /// come before them, so that every query sees them and keeps its own neighbourhood. nk must not be below the problem's.
 Activations extended(const Problem& problem, std::int64_t nk, double jitter, std::uint64_t seed);
+
+/// A decode stream that owns dense arrays.
+struct DecodeStream {
+  std::int64_t steps = 0, requests = 0, next_n = 0, page_size = 0;
+  std::int32_t heads = 0, dim = 0;
+  std::vector<std::uint8_t> q;                           // [steps, requests, next_n, heads, dim]
+  std::vector<float> w;                                  // [steps, requests, next_n, heads]
+  std::vector<std::uint8_t> kv_cache;                    // [pages, page_size, 1, dim + 4]
+  std::vector<std::int32_t> block_table, context_lens;  // [requests, max_blocks], [steps, requests, next_n]
+
+  /// Views this value, which must stay where it is.
+  [[nodiscard]] DecodeTensors tensors() const;
+};
+
+struct StreamShape {
+  std::int64_t requests = 1, next_n = 1, page_size = 64;
+};
+
+/// The queries of `problem` (dense, every one sees its keys from 0 on) as draft tokens: request r decodes the r-th stretch
+/// of them, next_n a step; queries that do not fill a step are left out. Requests share the pages of one pool, which are in
+/// random order. Errors: invalid_argument (fewer queries than one step has, a first visible key that is not 0).
+Result<DecodeStream> as_decode_stream(const Problem& problem, const StreamShape& shape, std::uint64_t seed);
 
 }  // namespace dosa

@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "base/check.hpp"
 #include "base/error.hpp"
+#include "dosa/decode.hpp"
 
 namespace dosa {
 namespace {
@@ -81,9 +83,11 @@ class Reader {
 class DenseCopy {
  public:
   template <typename Void>
-  DenseCopy(std::string_view name, const BasicTensorView<Void>& view) {
+  DenseCopy(std::string_view name, const BasicTensorView<Void>& view) : DenseCopy(name, view, file_name_of(view.dtype)) {}
+  template <typename Void>
+  DenseCopy(std::string_view name, const BasicTensorView<Void>& view, std::string_view dtype) {
     stored_.name = name;
-    stored_.dtype = file_name_of(view.dtype);
+    stored_.dtype = dtype;
     stored_.shape.assign(view.shape.begin(), view.shape.begin() + view.rank);
     append(static_cast<const std::byte*>(view.data), view.shape.data(), view.stride.data(), view.rank,
            static_cast<std::int64_t>(size_of(view.dtype)));
@@ -142,8 +146,13 @@ Result<Trace> Trace::parse(std::vector<std::byte> file) {
 Result<void> Trace::view(std::span<const std::byte> bytes) {
   auto file = parse_safetensors(bytes);
   if (!file) return tl::unexpected(file.error());
+  if (auto viewed = file->find("kv_cache") == nullptr ? view_contiguous(*file) : view_pages(*file); !viewed) return viewed;
+  metadata_ = std::move(file->metadata);
+  return {};
+}
 
-  Reader reader(*file);
+Result<void> Trace::view_contiguous(const Safetensors& file) {
+  Reader reader(file);
   Problem& p = problem_;
   p.q = reader.required("q", DType::f8_e4m3, 3);
   p.k = reader.required("k", DType::f8_e4m3, 2);
@@ -175,8 +184,56 @@ Result<void> Trace::view(std::span<const std::byte> bytes) {
     });
     p.ke = dense_view<const void>(ke_from_q_pos_.data(), DType::i32, {q_pos.shape[0]});
   }
-  metadata_ = std::move(file->metadata);
   return {};
+}
+
+Result<void> Trace::view_pages(const Safetensors& file) {
+  Reader reader(file);
+  const TensorView q = reader.required("q", DType::f8_e4m3, 5);
+  const TensorView w = reader.required("w", DType::f32, 4);
+  const TensorView kv_cache = reader.required("kv_cache", DType::f8_e4m3, 4);
+  const TensorView block_table = reader.required("block_table", DType::i32, 2);
+  const TensorView context_lens = reader.required("context_lens", DType::i32, 3);
+  if (reader.failed()) return fail(ErrorCode::bad_file, reader.problem());
+  if (q.shape[0] < 1 || q.shape[1] < 1) {
+    return fail(ErrorCode::bad_file, fmt::format("q has {} steps of {} requests; there must be one at least", q.shape[0], q.shape[1]));
+  }
+  constexpr const char* axes[] = {"steps", "requests", "draft tokens", "heads"};
+  for (std::size_t axis = 0; axis < 4; ++axis) {
+    reader.same(fmt::format("number of {} in w", axes[axis]), w.shape[axis], "that in q", q.shape[axis]);
+    if (axis == 3) break;
+    reader.same(fmt::format("number of {} in context_lens", axes[axis]), context_lens.shape[axis], "that in q", q.shape[axis]);
+  }
+  if (auto error = check_page_size(kv_cache.shape[1])) reader.complain(error->message);
+  if (reader.failed()) return fail(ErrorCode::bad_file, reader.problem());
+  if (auto error = check_page_pool("tensor kv_cache", kv_cache, Device::cpu, kv_cache.shape[1], q.shape[4])) {
+    return fail(ErrorCode::bad_file, error->message);
+  }
+
+  const auto first_step = [](const TensorView& stream) {
+    TensorView step = stream;
+    step.rank -= 1;
+    std::copy(stream.shape.begin() + 1, stream.shape.end(), step.shape.begin());
+    std::copy(stream.stride.begin() + 1, stream.stride.end(), step.stride.begin());
+    return step;
+  };
+  TensorView rows_of_w = first_step(w);  // [B * n, heads]
+  rows_of_w = dense_view<const void>(rows_of_w.data, DType::f32, {w.shape[1] * w.shape[2], w.shape[3]});
+  auto problem = decode_problem({first_step(q), rows_of_w, kv_cache, block_table, first_step(context_lens)});
+  if (!problem) return fail(ErrorCode::bad_file, problem.error().message);
+  problem_ = *problem;
+  steps_ = q.shape[0];
+  return {};
+}
+
+Problem Trace::problem(std::int64_t step) const noexcept {
+  Problem problem = problem_;
+  if (step == 0) return problem;
+  for (TensorView* view : {&problem.q, &problem.w, &problem.ke}) {  // dense, one step after the other
+    const std::int64_t bytes = view->shape[0] * view->stride[0] * static_cast<std::int64_t>(size_of(view->dtype));
+    view->data = static_cast<const std::byte*>(view->data) + step * bytes;
+  }
+  return problem;
 }
 
 Result<void> save_trace(const std::string& path, const Problem& problem, const Metadata& metadata) {
@@ -190,6 +247,12 @@ Result<void> save_trace(const std::string& path, const Problem& problem, const M
   if (problem.ke.present()) ke = problem.ke;
   const std::array copies{DenseCopy("q", problem.q), DenseCopy("k", problem.k), DenseCopy("k_scale", problem.k_scale),
                           DenseCopy("w", problem.w), DenseCopy("ks", ks),       DenseCopy("ke", ke)};
+  return save(path, copies, metadata);
+}
+
+Result<void> save_decode_trace(const std::string& path, const DecodeTensors& tensors, const Metadata& metadata) {
+  const std::array copies{DenseCopy("q", tensors.q), DenseCopy("w", tensors.w), DenseCopy("kv_cache", tensors.kv_cache, "U8"),
+                          DenseCopy("block_table", tensors.block_table), DenseCopy("context_lens", tensors.context_lens)};
   return save(path, copies, metadata);
 }
 

@@ -22,8 +22,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto* bytes = reinterpret_cast<const std::byte*>(data);
   const auto trace = dosa::Trace::parse({bytes, bytes + size});
   if (!trace) return trace.error().message.empty() ? std::abort(), 0 : 0;
-  const dosa::Problem& p = trace->problem();
   volatile std::uint64_t sink = 0;
-  for (const auto& view : {p.q, p.k, p.k_scale, p.w, p.ks, p.ke}) sink = sink + checksum(view);
+  for (std::int64_t step = 0; step < trace->steps(); ++step) {
+    const dosa::Problem p = trace->problem(step);
+    for (const auto& view : {p.q, p.k, p.k_scale, p.w, p.ks, p.ke}) sink = sink + checksum(view);
+    if (step == 0) sink = sink + checksum(p.kv_cache) + checksum(p.block_table);
+  }
   return 0;
 }
