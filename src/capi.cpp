@@ -7,8 +7,10 @@
 
 #include <fmt/format.h>
 
+#include "dosa/decode.hpp"
 #include "dosa/dosa.h"
 #include "dosa/indexer.hpp"
+#include "dosa/pages.hpp"
 
 struct dosa_indexer {
   dosa::Indexer indexer;
@@ -103,6 +105,12 @@ class Arguments {
     return view;
   }
 
+  template <typename Void>
+  BasicTensorView<Void> view(const char* name, const dosa_tensor* tensor) {
+    not_null(name, tensor);
+    return tensor == nullptr ? BasicTensorView<Void>{} : view<Void>(name, *tensor);
+  }
+
   [[nodiscard]] bool wrong() const noexcept { return !problem_.empty(); }
   dosa_status status() { return complain(DOSA_INVALID_ARGUMENT, std::move(problem_)); }
 
@@ -132,6 +140,16 @@ Options options_of(const dosa_options& c, Arguments& arguments) {
   options.verify_rows = c.verify_rows;
   return options;
 }
+
+template <typename Void>
+dosa_tensor tensor_of(const BasicTensorView<Void>& view) {
+  dosa_tensor tensor{view.data, static_cast<std::int32_t>(view.dtype), static_cast<std::int32_t>(view.device), view.rank, 0, {}, {}};
+  std::ranges::copy(view.shape, tensor.shape);
+  std::ranges::copy(view.stride, tensor.stride);
+  return tensor;
+}
+
+dosa_status status_of(const Result<void>& result) { return result ? DOSA_OK : complain(result.error()); }
 
 Problem problem_of(const dosa_problem& c, Arguments& arguments) {
   Problem problem;
@@ -255,5 +273,67 @@ dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const d
     if (!ran) return complain(ran.error());
     if (stats != nullptr) report(*ran, *stats);
     return DOSA_OK;
+  });
+}
+
+dosa_status dosa_decode_problem(const dosa_decode_step* step, dosa_problem* problem) {
+  return guarded([&] {
+    Arguments arguments;
+    arguments.sized("step", step);
+    arguments.sized("problem", problem);
+    if (arguments.wrong()) return arguments.status();
+    const auto made = decode_problem({.q = arguments.view<const void>("q", step->q),
+                                      .w = arguments.view<const void>("w", step->w),
+                                      .kv_cache = arguments.view<const void>("kv_cache", step->kv_cache),
+                                      .block_table = arguments.view<const void>("block_table", step->block_table),
+                                      .context_lens = arguments.view<const void>("context_lens", step->context_lens),
+                                      .topk = step->topk});
+    if (arguments.wrong()) return arguments.status();
+    if (!made) return complain(made.error());
+    *problem = {};
+    problem->size = sizeof *problem;
+    problem->q = tensor_of(made->q);
+    problem->w = tensor_of(made->w);
+    problem->ke = tensor_of(made->ke);
+    problem->kv_cache = tensor_of(made->kv_cache);
+    problem->block_table = tensor_of(made->block_table);
+    problem->topk = made->topk;
+    return DOSA_OK;
+  });
+}
+
+dosa_status dosa_insert_keys(const dosa_tensor* kv_cache, const dosa_tensor* keys, const dosa_tensor* slots, int32_t scale_rule,
+                             float floor) {
+  return guarded([&] {
+    Arguments arguments;
+    const auto cache = arguments.view<void>("kv_cache", kv_cache);
+    const auto rows = arguments.view<const void>("keys", keys);
+    const auto places = arguments.view<const void>("slots", slots);
+    const QuantizeRule rule{arguments.choice("scale_rule", scale_rule, ScaleRule::power_of_two), floor};
+    return arguments.wrong() ? arguments.status() : status_of(insert_keys(cache, rows, places, rule));
+  });
+}
+
+dosa_status dosa_gather_keys(const dosa_tensor* kv_cache, const dosa_tensor* blocks, int64_t first, const dosa_tensor* k,
+                             const dosa_tensor* k_scale) {
+  return guarded([&] {
+    Arguments arguments;
+    const auto cache = arguments.view<const void>("kv_cache", kv_cache);
+    const auto pages = arguments.view<const void>("blocks", blocks);
+    const auto keys = arguments.view<void>("k", k);
+    const auto scales = arguments.view<void>("k_scale", k_scale);
+    return arguments.wrong() ? arguments.status() : status_of(gather_keys(cache, pages, first, keys, scales));
+  });
+}
+
+dosa_status dosa_move_keys(const dosa_tensor* from, const dosa_tensor* from_slots, const dosa_tensor* to,
+                           const dosa_tensor* to_slots) {
+  return guarded([&] {
+    Arguments arguments;
+    const auto source = arguments.view<const void>("from", from);
+    const auto taken = arguments.view<const void>("from_slots", from_slots);
+    const auto target = arguments.view<void>("to", to);
+    const auto given = arguments.view<const void>("to_slots", to_slots);
+    return arguments.wrong() ? arguments.status() : status_of(move_keys(source, taken, target, given));
   });
 }

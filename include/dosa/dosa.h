@@ -135,6 +135,20 @@ typedef struct dosa_selection {
                          contents; unit stride along a row; written through. See result.hpp. Absent: not wanted */
 } dosa_selection;
 
+/* One step of decoding: draft token j of request b sees the positions below context_lens[b, j]. See decode.hpp. */
+typedef struct dosa_decode_step {
+  size_t size;
+  dosa_tensor q;            /* f8_e4m3 [B, next_n, heads, dim], next_n 1..8 */
+  dosa_tensor w;            /* f32 [B * next_n, heads] */
+  dosa_tensor kv_cache;     /* as in dosa_problem */
+  dosa_tensor block_table;  /* i32 [B, max_blocks] */
+  dosa_tensor context_lens; /* i32 [B, next_n] */
+  int32_t topk;
+} dosa_decode_step;
+
+/* How the scale of a quantised key is chosen: max(amax, floor) / 448, or that rounded up to a power of two. */
+typedef enum dosa_scale_rule { DOSA_SCALE_AMAX = 0, DOSA_SCALE_POWER_OF_TWO = 1 } dosa_scale_rule;
+
 /* What a run took; counts are of query-key pairs where nothing else is said. See result.hpp. */
 typedef struct dosa_stats {
   size_t size;
@@ -192,6 +206,25 @@ DOSA_API const char* dosa_plan_describe(const dosa_plan* plan);
 DOSA_API dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const dosa_problem* problem,
                               const dosa_selection* selection, void* workspace, size_t workspace_bytes, void* stream,
                               dosa_stats* stats);
+
+/* Fills *problem (its size set) with views of the step's arrays: row b * next_n + j is draft token j of request b.
+ * Errors: INVALID_ARGUMENT. */
+DOSA_API dosa_status dosa_decode_problem(const dosa_decode_step* step, dosa_problem* problem);
+
+/* Keys in pages of host memory; see pages.hpp. kv_cache, from and to are f8_e4m3 [pages, page_size, 1, dim + 4], a slot is
+ * page * page_size + offset, slots are i32 [n] and a negative one skips its key. Outputs are written through although `data`
+ * points to const. Nothing is written if an argument is wrong: INVALID_ARGUMENT, UNSUPPORTED_SHAPE.
+ *
+ * insert: quantises keys f32 or bf16 [n, dim] into slots.
+ * gather: positions [first, first + n) of the request whose row of the block table is `blocks`, to k f8_e4m3 [n, dim] and
+ * k_scale f32 [n].
+ * move: from slots to slots, bit for bit, in their order; both pools may be one. */
+DOSA_API dosa_status dosa_insert_keys(const dosa_tensor* kv_cache, const dosa_tensor* keys, const dosa_tensor* slots,
+                                      int32_t scale_rule, float floor);
+DOSA_API dosa_status dosa_gather_keys(const dosa_tensor* kv_cache, const dosa_tensor* blocks, int64_t first,
+                                      const dosa_tensor* k, const dosa_tensor* k_scale);
+DOSA_API dosa_status dosa_move_keys(const dosa_tensor* from, const dosa_tensor* from_slots, const dosa_tensor* to,
+                                    const dosa_tensor* to_slots);
 
 #ifdef __cplusplus
 }

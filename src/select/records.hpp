@@ -69,6 +69,12 @@ class RecordBuffer {
     data_[size_++] = make_record(score, id);
   }
 
+  /// Drops the records whose id is not `wanted`; tau stays.
+  template <class Wanted>
+  void keep(const Wanted& wanted) noexcept {
+    size_ = static_cast<std::int32_t>(std::remove_if(data_, data_ + size_, [&](Record record) { return !wanted(id_of(record)); }) - data_);
+  }
+
   /// Keeps the K first records, if there are more, and raises tau to the K-th.
   void compact() noexcept {
     if (size_ < k_) return;

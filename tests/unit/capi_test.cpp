@@ -1,7 +1,9 @@
 // The C interface: the C++ answer through it, and its own refusals.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -177,6 +179,79 @@ TEST(CInterface, RefusesWrongShapes) {
   shape.size = 0;
   EXPECT_EQ(dosa_plan_create(made, &shape, &plan), DOSA_INVALID_ARGUMENT);
   EXPECT_EQ(plan, nullptr);
+}
+
+TEST(CDecode, InsertsStepsAndSelects) {
+  constexpr std::int64_t pages = 5, page_size = 16, dim = 32, n = 40, heads = 2;
+  std::vector<std::uint8_t> pool(pages * page_size * (dim + 4), 0x7F), q(2 * heads * dim);
+  std::vector<float> keys(n * dim), w = {1, -1, 1, -1};
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i % dim == 0 ? static_cast<float>(1 + i / dim * 7 % 40) : 0;
+  q[0] = q[heads * dim] = 0x38;
+  std::vector<std::int32_t> blocks = {4, 0, 2}, slots, lens = {39, 40}, recent(8, -1);
+  for (std::int32_t i = 0; i < n; ++i) slots.push_back(blocks[static_cast<std::size_t>(i / 16)] * 16 + i % 16);
+  const dosa_tensor cache = tensor_of(dense_view<void>(pool.data(), DType::f8_e4m3, {pages, page_size, 1, dim + 4}));
+  const dosa_tensor key_rows = tensor_of(dense_view<void>(keys.data(), DType::f32, {n, dim}));
+  const dosa_tensor places = tensor_of(dense_view<void>(slots.data(), DType::i32, {n}));
+  EXPECT_EQ(dosa_insert_keys(&cache, &key_rows, &places, 2, 1e-4F), DOSA_INVALID_ARGUMENT);
+  EXPECT_STREQ(dosa_last_error(), "scale_rule is 2; allowed are 0..1");
+  EXPECT_EQ(dosa_insert_keys(nullptr, &key_rows, &places, DOSA_SCALE_AMAX, 1e-4F), DOSA_INVALID_ARGUMENT);
+  ASSERT_EQ(dosa_insert_keys(&cache, &key_rows, &places, DOSA_SCALE_AMAX, 1e-4F), DOSA_OK) << dosa_last_error();
+
+  std::vector<std::uint8_t> k(n * dim);
+  std::vector<float> k_scale(n);
+  const dosa_tensor k_out = tensor_of(dense_view<void>(k.data(), DType::f8_e4m3, {n, dim}));
+  const dosa_tensor scale_out = tensor_of(dense_view<void>(k_scale.data(), DType::f32, {n}));
+  const dosa_tensor block_row = tensor_of(dense_view<void>(blocks.data(), DType::i32, {3}));
+  ASSERT_EQ(dosa_gather_keys(&cache, &block_row, 0, &k_out, &scale_out), DOSA_OK) << dosa_last_error();
+  EXPECT_EQ(dosa_gather_keys(&cache, &block_row, 9, &k_out, &scale_out), DOSA_INVALID_ARGUMENT);
+
+  dosa_decode_step step{};
+  step.size = sizeof step;
+  step.q = tensor_of(dense_view<void>(q.data(), DType::f8_e4m3, {1, 2, heads, dim}));
+  step.w = tensor_of(dense_view<void>(w.data(), DType::f32, {2, heads}));
+  step.kv_cache = cache;
+  step.block_table = tensor_of(dense_view<void>(blocks.data(), DType::i32, {1, 3}));
+  step.context_lens = tensor_of(dense_view<void>(lens.data(), DType::i32, {1, 2}));
+  step.topk = 5;
+  dosa_problem problem{};
+  problem.size = sizeof problem;
+  ASSERT_EQ(dosa_decode_problem(&step, &problem), DOSA_OK) << dosa_last_error();
+
+  dosa_options options = dosa_default_options();
+  options.index_space = DOSA_IDS_SLOT;
+  dosa_indexer* indexer = nullptr;
+  dosa_plan* plan = nullptr;
+  ASSERT_EQ(dosa_indexer_create(&options, &indexer), DOSA_OK);
+  const dosa_shape shape{sizeof shape, 2, 48, heads, dim, 5, page_size, 1};
+  ASSERT_EQ(dosa_plan_create(indexer, &shape, &plan), DOSA_OK) << dosa_last_error();
+  void* workspace = std::aligned_alloc(64, (dosa_plan_workspace_bytes(plan) + 63) / 64 * 64);
+  std::vector<std::int32_t> ids(10);
+  dosa_selection selection{};
+  selection.size = sizeof selection;
+  selection.ids = tensor_of(dense_view<void>(ids.data(), DType::i32, {2, 5}));
+  selection.recent = tensor_of(dense_view<void>(recent.data(), DType::i32, {1, 8}));
+  EXPECT_EQ(dosa_run(indexer, plan, &problem, &selection, workspace, dosa_plan_workspace_bytes(plan), nullptr, nullptr), DOSA_OK)
+      << dosa_last_error();
+  // Key i scores (7 i mod 40) + 1, all different.
+  for (std::int32_t row = 0; row < 2; ++row) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(lens[static_cast<std::size_t>(row)]));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [](std::int32_t a, std::int32_t b) { return a * 7 % 40 > b * 7 % 40; });
+    for (std::size_t at = 0; at < 5; ++at) {
+      EXPECT_EQ(ids[static_cast<std::size_t>(row) * 5 + at], slots[static_cast<std::size_t>(order[at])]);
+    }
+    if (row == 1) {
+      std::sort(order.begin(), order.begin() + 5);
+      EXPECT_TRUE(std::equal(order.begin(), order.begin() + 5, recent.begin()));
+    }
+  }
+  std::vector<std::uint8_t> copy(pool.size());
+  const dosa_tensor other = tensor_of(dense_view<void>(copy.data(), DType::f8_e4m3, {pages, page_size, 1, dim + 4}));
+  EXPECT_EQ(dosa_move_keys(&cache, &places, &other, &places), DOSA_OK);
+  EXPECT_TRUE(std::equal(pool.begin() + 4 * 16 * 36, pool.end(), copy.begin() + 4 * 16 * 36));
+  std::free(workspace);
+  dosa_plan_destroy(plan);
+  dosa_indexer_destroy(indexer);
 }
 
 }  // namespace

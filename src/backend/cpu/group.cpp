@@ -77,7 +77,7 @@ std::int64_t CpuGroup::assign(std::int64_t row, std::int64_t end, int part) {
     QueryState& query = queries_[count_++];
     query = QueryState{};
     query.row = row;
-    query.visible = visible;
+    query.all = query.visible = visible;
     if (part == 0) {
       ++stats_.rows;
       stats_.clamped_rows += clamped ? 1 : 0;

@@ -63,7 +63,8 @@ struct Scratch {
 
 struct QueryState {
   std::int64_t row = 0;
-  VisibleRange visible;  // of this part
+  VisibleRange all;      // what the query sees
+  VisibleRange visible;  // this part of it
   Path path = Path::full;
   RecordBuffer records;
   Certificate certificate;
