@@ -15,6 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// The last winners, and as many again as an eighth of them of the steps before.
+std::int64_t recent_width(const ProblemShape& shape) { return shape.topk + shape.topk / 8; }
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 double share(std::int64_t part, std::int64_t whole) noexcept {
@@ -58,7 +61,7 @@ Runner::Runner(Indexer indexer, Plan plan, Steps steps)
       plan_(std::move(plan)),
       steps_(std::move(steps)),
       rows_(plan_.shape.nq * static_cast<std::int64_t>(steps_.size()), plan_.shape.topk) {
-  if (plan_.shape.page_size > 0) recent_.resize(static_cast<std::size_t>(plan_.shape.requests * 2 * plan_.shape.topk));
+  if (plan_.shape.page_size > 0) recent_.resize(static_cast<std::size_t>(plan_.shape.requests * recent_width(plan_.shape)));
 }
 
 Result<Runner> Runner::create(const Steps& steps, const Options& options) {
@@ -90,7 +93,7 @@ Result<Stats> Runner::run_on_host() {
   std::int64_t row = 0;
   for (const Problem& step : steps_) {
     Selection out = rows_.selection(row, shape.nq);
-    if (!recent_.empty()) out.recent = dense_view<void>(recent_.data(), DType::i32, {shape.requests, 2 * std::int64_t{shape.topk}});
+    if (!recent_.empty()) out.recent = dense_view<void>(recent_.data(), DType::i32, {shape.requests, recent_width(shape)});
     auto stats = indexer_.run(plan_, step, out);
     if (!stats) return stats;
     total += *stats;
