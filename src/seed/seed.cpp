@@ -26,14 +26,11 @@ std::int64_t nearest_spread_witnesses(VisibleRange visible, std::int32_t topk, s
 }
 
 std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
-                             std::span<std::int32_t> out) {
+                             std::int32_t near, std::span<std::int32_t> out) {
   std::int64_t count = 0;
   for (const std::int32_t key : winners) {
     if (visible.contains(key)) out[static_cast<std::size_t>(count++)] = key;
   }
-  // Enough winners need few others: the keys that have come since.
-  const bool few = count < topk;
-  const std::int64_t near = few ? topk : topk / 8;
   for (std::int64_t key = std::max(visible.begin, visible.end - near); key < visible.end; ++key) {
     out[static_cast<std::size_t>(count++)] = static_cast<std::int32_t>(key);
   }
@@ -42,7 +39,7 @@ std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<
     if (!mutated(Mutation::duplicate_witnesses)) count = std::unique(out.data(), out.data() + count) - out.data();
   };
   distinct();
-  const std::int64_t wanted = topk + (few ? topk / 2 : topk / 8);
+  const std::int64_t wanted = topk + near / 2;
   if (count < wanted) {
     count += append_spread(visible, std::min<std::int64_t>(topk, 2 * (wanted - count)), out.data() + count);
     distinct();

@@ -18,10 +18,14 @@ constexpr std::int64_t max_witnesses(std::int32_t topk, std::int64_t winners) no
 /// K nearest (last visible) keys and K keys spread evenly over the rest. Ascending; returns how many.
 std::int64_t nearest_spread_witnesses(VisibleRange visible, std::int32_t topk, std::span<std::int32_t> out);
 
-/// Suggested winners (any order, repeats and invisible ids allowed), the K / 8 nearest keys, and, while these are fewer than
-/// 9/8 K, evenly spread ones; K nearest and 3/2 K where fewer than K of the suggested are visible. Ascending, distinct,
-/// visible; returns how many.
+/// Suggested winners (any order, repeats and invisible ids allowed), the `near` nearest keys (0..K), and, while these are fewer
+/// than K + near / 2, evenly spread ones. Ascending, distinct, visible; returns how many.
 std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
-                             std::span<std::int32_t> out);
+                             std::int32_t near, std::span<std::int32_t> out);
+/// The same with the K nearest.
+inline std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
+                                    std::span<std::int32_t> out) {
+  return chain_witnesses(visible, topk, winners, topk, out);
+}
 
 }  // namespace dosa

@@ -20,7 +20,7 @@ def read_safetensors(path):
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
-    codes = {"I32": "i", "F32": "f", "F8_E4M3": "B"}
+    codes = {"I32": "i", "F32": "f", "F8_E4M3": "B", "U8": "B"}
     result = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -113,6 +113,75 @@ class Program(unittest.TestCase):
     def test_verify_sm90_reference(self):
         line = json.loads(self.run_dosa("verify", DEMO, "--rows", 2, "--reference", "sm90", "--json"))
         self.assertEqual((line["equal"], line["sm90"]["winners"], line["rows"]), (True, 4096, 2))
+
+    # decode traces
+
+    def decode_trace(self, *arguments, keys=3000, queries=24):
+        self.run_dosa("synth", "random", "--keys", keys, "--queries", queries, "--heads", 8, "--out", self.path("prefill"))
+        self.run_dosa("synth", "decode", self.path("prefill"), *arguments, "--out", self.path("decode"))
+        return self.path("decode")
+
+    def test_synth_decode_keeps_every_bit(self):
+        trace = self.decode_trace("--requests", 2, "--draft-tokens", 3, "--page-size", 32)
+        a, b = read_safetensors(self.path("prefill")), read_safetensors(trace)
+        self.assertEqual(b["q"][1], [4, 2, 3, 8, 128])
+        self.assertEqual(b["w"][1], [4, 2, 3, 8])
+        self.assertEqual(b["kv_cache"][:2], ("U8", [94, 32, 1, 132]))
+        self.assertEqual(b["block_table"][1], [2, 94])
+        cache, table = bytes(b["kv_cache"][2]), b["block_table"][2]
+        self.assertEqual(sorted(table[:94]), list(range(94)))
+        self.assertNotEqual(table[:94], list(range(94)))
+        for key in (0, 31, 32, 1777, 2999):
+            page = cache[table[key // 32] * 32 * 132 :]
+            self.assertEqual(list(page[key % 32 * 128 :][:128]), a["k"][2][key * 128 : key * 128 + 128])
+            (scale,) = struct.unpack_from("<f", page, 32 * 128 + key % 32 * 4)
+            self.assertEqual(scale, a["k_scale"][2][key])
+        # Request 1 begins where request 0 ends; row 5 of step 2 is query 12 + 2 * 3 + 2.
+        row = (2 * 2 * 3 + 5) * 8 * 128
+        self.assertEqual(b["q"][2][row : row + 8 * 128], a["q"][2][20 * 8 * 128 : 21 * 8 * 128])
+        self.assertEqual(b["context_lens"][2][17], a["ke"][2][20])
+
+    def test_decode_traces_everywhere(self):
+        trace = self.decode_trace("--draft-tokens", 2)
+        for space in ("absolute", "relative", "slot"):
+            for line in self.run_dosa("verify", trace, "--topk", "20,300", "--ids", space, "--min-context", 1, "--json").splitlines():
+                line = json.loads(line)
+                self.assertTrue(line["equal"])
+                self.assertEqual((line["rows"], line["shape"]["steps"], line["shape"]["page_size"]), (24, 12, 64))
+        self.assertIn("12 steps of 1 request x 2 draft tokens", self.run_dosa("select", trace, "--topk", 100))
+        line = json.loads(self.run_dosa("bench", trace, "--topk", 100, "--repeats", 1, "--min-context", 1, "--json"))
+        stats = line["methods"][2]["stats"]
+        self.assertEqual((line["equal"], stats["rows"], stats["path"]["dosa"]), (True, 24, 24))
+        self.assertGreater(stats["seeds"], 100)  # the winners of the steps before
+        self.run_dosa("select", trace, "--topk", 50, "--out", self.path("ids"), "--ids", "slot", "--verify-rows", 3)
+        slots = read_safetensors(self.path("ids"))["ids"]
+        self.run_dosa("select", trace, "--topk", 50, "--out", self.path("ids"))
+        ids = read_safetensors(self.path("ids"))["ids"]
+        table = read_safetensors(trace)["block_table"][2]
+        self.assertEqual(slots[1], [24, 50])
+        self.assertEqual(slots[2], [table[i // 64] * 64 + i % 64 for i in ids[2]])
+        self.assertIn("every bound holds", self.run_dosa("explain", trace, "--topk", 100, "--audit", "--rows", 2))
+        self.assertTrue(json.loads(self.run_dosa("verify", trace, "--rows", 2, "--reference", "sm90", "--json"))["equal"])
+
+    def test_decode_traces_that_are_wrong(self):
+        trace = pathlib.Path(self.decode_trace("--draft-tokens", 2, queries=4, keys=200))
+        whole = trace.read_bytes()
+        for what, old, new in [
+            ("4 dimensions", b'"kv_cache":{"dtype":"U8","shape":[4,64,1,132]', b'"kv_cache":{"dtype":"U8","shape":[256,132]'),
+            ("page_size is 8;", b'"shape":[4,64,1,132]', b'"shape":[32,8,1,132]'),
+            ("context_lens", b'"context_lens"', b'"context_lies"'),
+            ("requests in context_lens", b'"shape":[2,1,2]', b'"shape":[2,2,1]'),
+        ]:
+            with self.subTest(what=what):
+                self.assertIn(old, whole)
+                trace.write_bytes(whole.replace(old, new.ljust(len(old))))
+                self.assertIn(what, self.error_of("select", trace))
+        trace.write_bytes(whole)
+        self.assertIn("steps of decoding", self.error_of("bench", trace, "--queries", 2))
+        self.assertIn("in pages", self.error_of("synth", "extend", trace, "--keys", 500, "--out", self.path("x")))
+        self.assertIn("in pages", self.error_of("synth", "decode", trace, "--out", self.path("x")))
+        self.assertIn("slot", self.error_of("select", DEMO, "--ids", "slot"))
+        self.assertIn("takes 96", self.error_of("synth", "decode", self.path("prefill"), "--requests", 96, "--out", self.path("x")))
 
     # bench
 

@@ -1,4 +1,4 @@
-// Any bytes as a small problem: every method on every implementation must equal the oracle.
+// Any bytes as a small problem: every method on every implementation must equal the oracle, with keys in pages too.
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -6,6 +6,7 @@
 
 #include "support/cases.hpp"
 #include "support/check.hpp"
+#include "support/paged.hpp"
 
 namespace {
 
@@ -88,8 +89,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Bytes in({data, size});
   Options options = options_of(in);
   const test::Case c = case_of(in);
-  const Problem problem = c.problem();
+  Problem problem = c.problem();
   const auto expected = test::expected_rows(problem);
+  const bool in_pages = in.byte() % 2 == 1;
+  const test::PagedProblem paged({&problem, 1}, in.byte(), {.page_size = std::int64_t{16} << in.below(5), .gap = 4 * in.below(9)});
+  if (in_pages) {
+    problem = paged.problem();
+    options.index_space = static_cast<IndexSpace>(in.below(3));
+  }
   for (const std::string& implementation : implementations) {
     for (const Method method : {Method::dense, Method::fused, Method::dosa, Method::automatic}) {
       options.method = method;

@@ -10,6 +10,7 @@
 
 #include "support/cases.hpp"
 #include "support/check.hpp"
+#include "support/paged.hpp"
 #include "support/sparse.hpp"
 
 namespace {
@@ -85,11 +86,11 @@ class Prepared {
         ids_(static_cast<std::size_t>(problem.q.shape[0] * problem.topk) * 4 + 64),
         scores_(static_cast<std::size_t>(problem.q.shape[0] * problem.topk) * 4 + 64) {}
 
-  void run(const Problem& problem) {
+  void run(const Problem& problem, const MutableTensorView& recent = {}) {
     const std::int64_t shape[] = {problem.q.shape[0], problem.topk};
     const auto stats = indexer_.run(
         plan_, problem,
-        {dense_view<void>(ids_.as<void>(), DType::i32, shape), dense_view<void>(scores_.as<void>(), DType::f32, shape)},
+        {dense_view<void>(ids_.as<void>(), DType::i32, shape), dense_view<void>(scores_.as<void>(), DType::f32, shape), recent},
         {workspace_.as<void>(), plan_.workspace_bytes});
     if (!stats) ADD_FAILURE() << stats.error().message;
   }
@@ -121,6 +122,24 @@ TEST(Memory, RunDoesNotAllocate) {
       EXPECT_EQ(cost_of([&] { alone.run(problem); }).allocations, 0) << static_cast<int>(method) << " nq " << nq;
       Prepared together(problem, with(method, 3));
       EXPECT_LT(cost_of([&] { together.run(problem); }).peak, kThreadLibrary);
+    }
+  }
+}
+
+TEST(Memory, DecodingDoesNotAllocate) {
+  for (const int nk : {300, 9000}) {
+    const std::vector<Case> cases = {random_case(1, 2, nk, 8, 64, 300), random_case(2, 2, nk / 2, 8, 64, 300)};
+    const std::vector<Problem> requests = {cases[0].problem(), cases[1].problem()};
+    const PagedProblem paged(requests, 1);
+    std::vector<std::int32_t> recent(2 * 340, -1);
+    for (const Method method : kMethods) {
+      Options options = with(method, 1);
+      options.index_space = IndexSpace::slot;
+      Prepared alone(paged.problem(), options);
+      const MutableTensorView state = dense_view<void>(recent.data(), DType::i32, {2, 340});
+      for (int step = 0; step < 2; ++step) {
+        EXPECT_EQ(cost_of([&] { alone.run(paged.problem(), state); }).allocations, 0) << static_cast<int>(method) << " nk " << nk;
+      }
     }
   }
 }

@@ -12,19 +12,23 @@ void CpuGroup::seed() {
   for (QueryState& query : queries()) {
     if (query.path != Path::dosa || query.visible.size() == 0) continue;
     const std::span<const std::int32_t> suggested = suggested_winners(query);
-    // Nothing to chain to, as in the first step of a request: the screen finds better witnesses than any that are guessed.
-    if (context_.may_start_from_bounds && std::ranges::none_of(suggested, [&](std::int32_t key) { return query.all.contains(key); })) {
-      continue;
-    }
+    const auto seen = std::ranges::count_if(suggested, [&](std::int32_t key) { return query.all.contains(key); });
+    // Nothing to chain to, as in the first step of a request: the screen finds better witnesses than any that are
+    // guessed.
+    if (context_.may_start_from_bounds && seen == 0) continue;
     const auto capacity = static_cast<std::size_t>(context_.sizes.witness_capacity);
-    const std::span<std::int32_t> witnesses{scratch_.witnesses + static_cast<std::size_t>(index_of(query)) * capacity, capacity};
+    const std::span<std::int32_t> witnesses{scratch_.witnesses + static_cast<std::size_t>(index_of(query)) * capacity,
+                                            capacity};
     const std::int32_t topk = context_.plan.shape.topk;
+    // Enough winners need few others: the keys that have come since.
+    const std::int32_t near = seen < topk ? topk : topk / 8;
     query.witnesses = context_.seeds == SeedPolicy::nearest_spread
                           ? nearest_spread_witnesses(query.all, topk, witnesses)
-                          : chain_witnesses(query.all, topk, suggested, witnesses);
+                          : chain_witnesses(query.all, topk, suggested, near, witnesses);
     score_keys(query, witnesses.first(static_cast<std::size_t>(query.witnesses)));
     query.records.compact();
-    // tau is of all that the query sees, so that parts need not find K good keys each; other parts record their own keys.
+    // tau is of all that the query sees, so that parts need not find K good keys each; other parts record their own
+    // keys.
     query.records.keep([&](std::int32_t key) { return query.visible.contains(key); });
     query.report.seed_tau = query.records.tau();
     query.report.seeds = query.witnesses;
