@@ -9,6 +9,7 @@
 
 #include "dosa/decode.hpp"
 #include "dosa/dosa.h"
+#include "dosa/flashinfer_bench.hpp"
 #include "dosa/indexer.hpp"
 #include "dosa/pages.hpp"
 
@@ -335,5 +336,21 @@ dosa_status dosa_move_keys(const dosa_tensor* from, const dosa_tensor* from_slot
     const auto target = arguments.view<void>("to", to);
     const auto given = arguments.view<const void>("to_slots", to_slots);
     return arguments.wrong() ? arguments.status() : status_of(move_keys(source, taken, target, given));
+  });
+}
+
+dosa_status dosa_dsa_topk_indexer_fp8_h64_d128_topk2048_ps64(const dosa_tensor* q_index_fp8, const dosa_tensor* k_index_cache_fp8,
+                                                             const dosa_tensor* weights, const dosa_tensor* seq_lens,
+                                                             const dosa_tensor* block_table, const dosa_tensor* topk_indices) {
+  return guarded([&] {
+    Arguments arguments;
+    const auto q = arguments.view<const void>("q_index_fp8", q_index_fp8);
+    const auto cache = arguments.view<const void>("k_index_cache_fp8", k_index_cache_fp8);
+    const auto w = arguments.view<const void>("weights", weights);
+    const auto lens = arguments.view<const void>("seq_lens", seq_lens);
+    const auto table = arguments.view<const void>("block_table", block_table);
+    const auto ids = arguments.view<void>("topk_indices", topk_indices);
+    if (arguments.wrong()) return arguments.status();
+    return status_of(dsa_topk_indexer_fp8_h64_d128_topk2048_ps64(q, cache, w, lens, table, ids));
   });
 }

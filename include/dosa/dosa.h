@@ -226,6 +226,12 @@ DOSA_API dosa_status dosa_gather_keys(const dosa_tensor* kv_cache, const dosa_te
 DOSA_API dosa_status dosa_move_keys(const dosa_tensor* from, const dosa_tensor* from_slots, const dosa_tensor* to,
                                     const dosa_tensor* to_slots);
 
+/* FlashInfer-Bench's definition in destination-passing style, host memory; see flashinfer_bench.hpp for the shapes.
+ * Errors, before anything is written: INVALID_ARGUMENT, UNSUPPORTED_SHAPE, MEMORY_BUDGET. */
+DOSA_API dosa_status dosa_dsa_topk_indexer_fp8_h64_d128_topk2048_ps64(
+    const dosa_tensor* q_index_fp8, const dosa_tensor* k_index_cache_fp8, const dosa_tensor* weights,
+    const dosa_tensor* seq_lens, const dosa_tensor* block_table, const dosa_tensor* topk_indices);
+
 #ifdef __cplusplus
 }
 #endif

@@ -240,6 +240,13 @@ TEST(KnownFailures, H3_DraftTokensSeeTheirKeysInEveryShard) {
   }
 }
 
+TEST(KnownFailures, H4_AnOutputWidthOf2051) {
+  for (const int keys : {2051, 2052, 8192}) {
+    Batch batch(1, 1, keys, 2051);
+    expect_exact_batch(batch, fast_ways());
+  }
+}
+
 TEST(KnownFailures, H5_DraftTokensPastTheEndOfTheContext) {
   Batch batch(2, 3, 128, 20);  // two full pages: the table ends there
   batch.lengths = {128, 129, 130, 126, 127, 128};

@@ -249,6 +249,9 @@ TEST(CDecode, InsertsStepsAndSelects) {
   const dosa_tensor other = tensor_of(dense_view<void>(copy.data(), DType::f8_e4m3, {pages, page_size, 1, dim + 4}));
   EXPECT_EQ(dosa_move_keys(&cache, &places, &other, &places), DOSA_OK);
   EXPECT_TRUE(std::equal(pool.begin() + 4 * 16 * 36, pool.end(), copy.begin() + 4 * 16 * 36));
+  EXPECT_EQ(dosa_dsa_topk_indexer_fp8_h64_d128_topk2048_ps64(&step.q, &cache, &step.w, &step.context_lens, &block_row, &selection.ids),
+            DOSA_INVALID_ARGUMENT);
+  EXPECT_STREQ(dosa_last_error(), "q_index_fp8 has shape [1, 2, 2, 32]; it must be [1, 64, 128]");
   std::free(workspace);
   dosa_plan_destroy(plan);
   dosa_indexer_destroy(indexer);
