@@ -23,7 +23,7 @@ enum class Form : std::uint8_t {
 };
 
 enum class SeedPolicy : std::uint8_t {
-  automatic,       ///< largest_bounds; chain when the keys of a query do not fit one slice
+  automatic,       ///< largest_bounds; chain when the keys of a query do not fit one slice, and on cuda
   nearest_spread,  ///< K nearest and K evenly spread keys: needs no history, gives a low tau
   chain,           ///< winners of an earlier query, or the caller's hints, plus the nearest keys
   largest_bounds,  ///< bound every key first, then score exactly the keys with the largest bounds
@@ -67,8 +67,8 @@ struct Options {
   std::string_view implementation;
   /// Upper bound of the workspace in bytes. 4 GiB is what serving engines already grant to score buffers.
   std::int64_t memory_budget = std::int64_t{4} << 30;
-  /// `automatic` takes the dense path for rows that see fewer keys; 0: 3 topk + 3072, below which seeding and planning
-  /// were measured to cost more than screening saves.
+  /// `automatic` takes the dense path for rows that see fewer keys; 0: 3 topk + 3072 (cuda: 32768), below which seeding
+  /// and planning were measured to cost more than screening saves.
   std::int64_t min_context = 0;
   /// Debug mode: after the run, recompute this many rows, evenly spread, densely and fail with verification_failed on
   /// the first difference. 0: off.

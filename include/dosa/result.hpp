@@ -63,7 +63,8 @@ struct Stats {
   std::int64_t seeds = 0;      ///< scored in full to find tau before any bound was compared
   std::int64_t screened = 0;   ///< compared by bound
   std::int64_t survivors = 0;  ///< bound not below the tau of the time
-  std::int64_t refined = 0;    ///< survivors scored in full; fewer than survivors where tau rose meanwhile
+  std::int64_t refined = 0;    ///< survivors scored in full; fewer than survivors where tau rose meanwhile. cuda: more, because
+                               ///< neighbouring rows score each other's survivors
   std::int64_t full = 0;       ///< scored in full without screening
   std::int64_t exempt = 0;     ///< keys that always survive: odd scale or NaN byte (counted once per key)
 

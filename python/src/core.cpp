@@ -198,7 +198,11 @@ std::string explain(const nb::tuple& problem, std::int32_t topk, const nb::dict&
 }
 
 nb::tuple load_trace(const std::string& path) {
-  auto* trace = new Trace(value_of(Trace::open(path)));
+  auto opened = value_of(Trace::open(path));
+  if (opened.problem().kv_cache.present()) {
+    throw Failure({ErrorCode::bad_file, path + ": its keys are in pages (kv_cache); load_trace maps traces with contiguous keys"});
+  }
+  auto* trace = new Trace(std::move(opened));
   const nb::capsule owner(trace, [](void* pointer) noexcept { delete static_cast<Trace*>(pointer); });
   const Problem& p = trace->problem();
   return nb::make_tuple(to_numpy(p.q, owner), to_numpy(p.k, owner), to_numpy(p.k_scale, owner), to_numpy(p.w, owner),

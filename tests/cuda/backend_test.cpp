@@ -157,6 +157,27 @@ TEST(CudaBackend, ATauGuessedTooHighIsNoticed) {
   EXPECT_EQ(dosa.counters().path.full_loose, 64);
 }
 
+// Equal scores, more of them in the first slice than a guess of tau looks at: which of them win is decided by keys of other
+// slices, whose ids lie between and behind.
+TEST(CudaBackend, TiesAtAGuessedTauAreAllKept) {
+  SKIP_WITHOUT_GPU();
+  Options options = cuda_options(Method::dosa);
+  options.memory_budget = std::int64_t{12} << 20;
+  const ProblemShape shape{.nq = 64, .nk = 1 << 18, .heads = 32, .dim = 128, .topk = 256};
+  const int slices = Indexer::create(options)->plan(shape)->key_slices;
+  ASSERT_GT(slices, 1);
+  for (const int early : {150, 200, 230, 255}) {
+    std::vector<float> scores(1 << 18);
+    for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(i * 31 % 997) / 1000;
+    for (int j = 0; j < early; ++j) scores[static_cast<std::size_t>(j * slices)] = 1000;
+    for (int j = 0; j < 300; ++j) scores[static_cast<std::size_t>((1 << 17) / slices + j) * static_cast<std::size_t>(slices) + 1] = 1000;
+    const Case c = explicit_scores(scores, 256, 64, 32, 128);
+    OnDevice dosa(c.problem(), options);
+    dosa.enqueue();
+    EXPECT_EQ(dosa.result(), dense_result(c.problem())) << early;
+  }
+}
+
 TEST(CudaBackend, TwentyLaunchesAreBitIdentical) {
   SKIP_WITHOUT_GPU();
   const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");

@@ -111,6 +111,24 @@ def test_files_that_are_no_traces_are_refused(tmp_path):
             dosa.load_trace(path)
 
 
+def test_traces_with_keys_in_pages_are_refused_by_name(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "paged.safetensors"
+    save_file(
+        {
+            "kv_cache": np.zeros((2, 64, 1, 132), np.uint8),
+            "block_table": np.array([[0, 1]], np.int32),
+            "context_lens": np.array([[[100]]], np.int32),
+            "q": np.zeros((1, 1, 1, 2, 128), np.uint8),
+            "w": np.ones((1, 1, 1, 2), np.float32),
+        },
+        path,
+    )
+    with pytest.raises(dosa.FileError, match="in pages"):
+        dosa.load_trace(path)
+
+
 def test_the_program_comes_with_the_package():
     program = pathlib.Path(sys.executable).parent / "dosa"
     if not program.exists():

@@ -39,6 +39,7 @@ class CudaBackend final : public BackendImpl {
   [[nodiscard]] bool slice_keys(Plan& plan) const;
   [[nodiscard]] bool slice_scores(Plan& plan) const;
   [[nodiscard]] bool fits(Plan& plan) const;
+  [[nodiscard]] bool slice_queries(Plan& plan) const;
 
   Options options_;
   int multiprocessors_;
@@ -98,8 +99,20 @@ bool CudaBackend::slice_scores(Plan& plan) const {
 bool CudaBackend::fits(Plan& plan) const {
   plan.full_queries = 0;
   plan.full_keys = 0;
+  plan.slice_keys = plan.list_capacity = 0;
+  plan.key_slices = 1;
   if (plan.options.method == Method::dosa && !slice_keys(plan)) return false;
   return slice_scores(plan);
+}
+
+// As many rows at once as fit.
+bool CudaBackend::slice_queries(Plan& plan) const {
+  std::int64_t rows = std::min(kMostRows, round_up(std::max<std::int64_t>(plan.shape.nq, 1), kRowAlign));
+  for (;; rows = round_up(rows / 2, kRowAlign)) {
+    plan.tile_queries = static_cast<std::int32_t>(rows);
+    if (fits(plan)) return true;
+    if (rows == kRowAlign) return false;
+  }
 }
 
 Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
@@ -117,15 +130,16 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   plan.options = options_;
   plan.implementation = "sm90a";
   resolve_method(plan);
-  plan.tile_queries =
-      static_cast<std::int32_t>(std::min(kMostRows, round_up(std::max<std::int64_t>(shape.nq, 1), kRowAlign)));
-  while (!fits(plan)) {
-    if (plan.tile_queries == kRowAlign) {
-      return fail(ErrorCode::memory_budget,
-                  fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need more", options_.memory_budget,
-                              shape.nq, shape.nk, shape.topk));
-    }
-    plan.tile_queries = static_cast<std::int32_t>(round_up(plan.tile_queries / 2, kRowAlign));
+  bool found = slice_queries(plan);
+  if (!found && options_.method == Method::automatic && plan.options.method == Method::dosa) {
+    plan.options.method = Method::dense;
+    plan.reason = fmt::format("dense: method dosa does not fit memory_budget {}", options_.memory_budget);
+    found = slice_queries(plan);
+  }
+  if (!found) {
+    return fail(ErrorCode::memory_budget,
+                fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need more", options_.memory_budget,
+                            shape.nq, shape.nk, shape.topk));
   }
   if (plan.options.method == Method::dense) plan.slice_keys = plan.full_keys;
   plan.workspace_bytes = Arrays(plan, nullptr).bytes;

@@ -143,7 +143,7 @@ __device__ __forceinline__ float max_all(Shared& shared, float value) {
 // ------------------------------------------------------------------------------------------------------------- the
 // panel
 
-/// All threads: keys spread evenly over what all screened rows of the group see. -1 keys: no sample.
+/// All threads: keys spread evenly over what all screened rows of the group see. 0 keys: no sample.
 template <int kHeads>
 __device__ void load_panel(CertifyShared<kHeads>& shared, const CertifyInputs& args, std::int64_t first,
                            std::int64_t end) {

@@ -275,7 +275,7 @@ void CudaGroup::refine() {
 
 // The slices so far are an even sample of all keys, and their best scores are known. The score that K keys are expected to
 // reach, and some more for safety, is a better tau than witnesses prove where they are poor. It is no proof, so check_tau()
-// looks at the outcome. Records below it are forgotten.
+// looks at the outcome. Records below it stay: which of those that equal it win is known only in the end.
 void CudaGroup::guess_tau() {
   constexpr double kDeviations = 5;  // of a random sample; an even one is no worse
   const double share = static_cast<double>(topk_) * (slice_ + 1) / run_.plan.key_slices;
@@ -292,20 +292,10 @@ void CudaGroup::guess_tau() {
                        .lowered = arrays_.lowered},
                       run_.stream);
   });
-  const std::size_t width = static_cast<std::size_t>(rank) * sizeof(Record);
-  const std::size_t pitch = static_cast<std::size_t>(record_stride(run_.plan)) * sizeof(Record);
-  launch([&] {
-    return cudaMemcpy2DAsync(arrays_.records, pitch, arrays_.guess_kept, width, width, static_cast<std::size_t>(rows_),
-                             cudaMemcpyDeviceToDevice, run_.stream);
-  });
-  launch([&] {
-    return cudaMemcpyAsync(arrays_.record_count, arrays_.guess_count, static_cast<std::size_t>(rows_) * sizeof(std::int32_t),
-                           cudaMemcpyDeviceToDevice, run_.stream);
-  });
 }
 
-// Every key whose bound was below tau at some time has a score below it. So where the K-th of what is kept reached tau, nothing
-// was missed; a row in which it did not is scored in full.
+// Every key that was rejected, or whose score was not recorded, had a score below the tau of the time, and tau only rises. So
+// where the K-th of what is kept reached tau, nothing was missed; a row in which it did not is scored in full.
 void CudaGroup::check_tau() {
   launch([&] {
     return launch_check_tau({.rows = rows_,

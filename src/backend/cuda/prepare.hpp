@@ -73,7 +73,7 @@ struct TauArgs {
 };
 cudaError_t launch_tau(const TauArgs& args, cudaStream_t stream);
 
-/// check: rows of which fewer than K records are kept, or the K-th lies below tau, are lost.
+/// check: rows whose K-th kept score (-inf if fewer are kept) lies below tau are lost.
 struct CheckTauArgs {
   std::int64_t rows;
   int topk;

@@ -45,8 +45,8 @@ struct Counters {
   std::uint64_t dosa;          // screened to the end
   std::uint64_t full;          // scored in full as the method says, or for one of three reasons:
   std::uint64_t full_context;  // fewer visible keys than min_context
-  std::uint64_t full_loose;    // a certificate predicted too loose, or more survivors than there was room for
-  std::uint64_t full_exempt;   // no certificate
+  std::uint64_t full_loose;    // a certificate predicted too loose, more survivors than there was room for, or a wrong guess of tau
+  std::uint64_t full_exempt;   // no certificate, or no tau
   std::uint64_t bound_rows;    // sum of the row budgets of screened rows
   std::uint64_t exempt;        // keys
   // Query-key pairs:
@@ -67,7 +67,7 @@ struct CountArgs {
   std::int64_t min_context;
   const std::uint8_t* budget;      // [rows] as launch_choose leaves them, or null: the method scores in full
   const std::uint8_t* screened;    // [rows] as launch_certify leaves them
-  const std::uint8_t* lost;        // [rows] as launch_compact leaves them
+  const std::uint8_t* lost;        // [rows] raised by launch_compact, launch_refine and launch_check_tau
   const std::int32_t* seed_count;  // [groups of group_rows(heads) rows]
   Counters* counters;
 };
