@@ -67,7 +67,7 @@ struct Options {
   std::string_view implementation;
   /// Upper bound of the workspace in bytes. 4 GiB is what serving engines already grant to score buffers.
   std::int64_t memory_budget = std::int64_t{4} << 30;
-  /// `automatic` takes the dense path for rows that see fewer keys; 0: 3 topk + 3072 (cuda: 32768), below which seeding
+  /// `automatic` takes the dense path for rows that see fewer keys; 0: 3 topk + 4096 (cuda: 32768), below which seeding
   /// and planning were measured to cost more than screening saves.
   std::int64_t min_context = 0;
   /// Debug mode: after the run, recompute this many rows, evenly spread, densely and fail with verification_failed on

@@ -46,7 +46,7 @@ def test_sglang_offsets_leave_padding_alone():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({}, "there are 200 keys; screening pays from 3120 on (min_context)"),
+        ({}, "there are 200 keys; screening pays from 4144 on (min_context)"),
         ({"method": "dosa"}, ""),
         ({"min_context": 100}, ""),
         ({"w": PROBLEM.w[:, :2]}, "w has shape [6, 2]; it must be [6, 4]"),

@@ -151,7 +151,7 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   Plan plan;
   plan.shape = shape;
   plan.options = options_;
-  if (plan.options.min_context == 0) plan.options.min_context = 3 * std::int64_t{shape.topk} + 3072;
+  if (plan.options.min_context == 0) plan.options.min_context = 3 * std::int64_t{shape.topk} + 4096;
   plan.implementation = kernels_.name;
   plan.options.implementation = kernels_.name;  // the caller's name may not live as long as the plan
   const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
