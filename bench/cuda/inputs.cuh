@@ -6,26 +6,12 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "backend/cuda/stages.hpp"
+#include "cuda/check.cuh"
 
 namespace dosa::bench {
-
-inline void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-template <class T>
-T* allocate(std::size_t count) {
-  void* p = nullptr;
-  check(cudaMalloc(&p, count * sizeof(T)), "cudaMalloc");
-  return static_cast<T*>(p);
-}
 
 __device__ inline std::uint32_t mix(std::uint64_t x) {
   x ^= x >> 33;

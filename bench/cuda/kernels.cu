@@ -187,18 +187,7 @@ __global__ void fill(float* to, std::int64_t count, float value) {
   if (i < count) to[i] = value;
 }
 
-float dot(const std::uint8_t* a, const std::uint8_t* b) {
-  std::array<Sm90Operand, kDim> x;
-  std::array<Sm90Operand, kDim> y;
-  std::transform(a, a + kDim, x.begin(), sm90_operand);
-  std::transform(b, b + kDim, y.begin(), sm90_operand);
-  float sum = 0;
-  for (int d = 0; d < kDim; d += kSm90Step) {
-    sum = sm90_step(std::span<const Sm90Operand, kSm90Step>(x.data() + d, kSm90Step),
-                    std::span<const Sm90Operand, kSm90Step>(y.data() + d, kSm90Step), sum);
-  }
-  return sum;
-}
+float dot(const std::uint8_t* a, const std::uint8_t* b) { return sm90_dot(a, b, kDim); }
 
 float rounded_to_bf16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);

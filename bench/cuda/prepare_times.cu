@@ -10,26 +10,14 @@
 #include <vector>
 
 #include "backend/cuda/prepare.hpp"
+#include "cuda/check.cuh"
 
 namespace {
 
 using namespace dosa::cuda;
+using dosa::bench::check;
+using dosa::bench::allocate;
 
-#define CHECK(call)                                                                                  \
-  do {                                                                                               \
-    const cudaError_t error = (call);                                                                \
-    if (error != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                                                  \
-    }                                                                                                \
-  } while (false)
-
-template <class T>
-T* allocate(std::int64_t count) {
-  T* data = nullptr;
-  CHECK(cudaMalloc(&data, count * sizeof(T)));
-  return data;
-}
 
 __device__ float bell(std::uint64_t i) {
   std::uint64_t x = i * 0x9E3779B97F4A7C15ULL;
@@ -56,17 +44,17 @@ __global__ void fill_floats(float* out, std::int64_t count, float mean, float si
 template <class Body>
 float median_ms(const Body& body) {
   cudaEvent_t start, stop;
-  CHECK(cudaEventCreate(&start));
-  CHECK(cudaEventCreate(&stop));
+  check(cudaEventCreate(&start));
+  check(cudaEventCreate(&stop));
   body();
   std::vector<float> times;
   for (int i = 0; i < 5; ++i) {
-    CHECK(cudaEventRecord(start));
+    check(cudaEventRecord(start));
     body();
-    CHECK(cudaEventRecord(stop));
-    CHECK(cudaEventSynchronize(stop));
+    check(cudaEventRecord(stop));
+    check(cudaEventSynchronize(stop));
     float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, start, stop));
+    check(cudaEventElapsedTime(&ms, start, stop));
     times.push_back(ms);
   }
   std::sort(times.begin(), times.end());
@@ -92,7 +80,7 @@ int main() {
   fill_bytes<<<blocks, 256>>>(k, nk * kDim, 100.0F, 1);
   fill_floats<<<blocks, 256>>>(scale, nk, 1.0F, 0.01F, 2);
   const float keys_ms =
-      median_ms([&] { CHECK(launch_keys({k, scale, nk, rho, inv_alpha, exempt, nullptr}, nullptr)); });
+      median_ms([&] { check(launch_keys({k, scale, nk, rho, inv_alpha, exempt, nullptr}, nullptr)); });
   std::printf("keys %lld: %.4f ms, %.2f TB/s\n", static_cast<long long>(nk), keys_ms, nk * (128 + 12) * 1e-9 / keys_ms);
 
   // Witnesses: a list of 2 K winners for every 64 rows.
@@ -102,15 +90,15 @@ int main() {
   auto* winners = allocate<std::int32_t>(lists * 2 * topk);
   auto* sorted = allocate<std::int32_t>(lists * 2 * topk);
   auto* sorted_count = allocate<std::int32_t>(lists);
-  CHECK(cudaMemcpy(winners, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
+  check(cudaMemcpy(winners, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
   const float winners_ms = median_ms([&] {
-    CHECK(launch_winners({lists, nullptr, winners, 2 * topk, nullptr, 2 * topk, nk, sorted, 2 * topk, sorted_count},
+    check(launch_winners({lists, nullptr, winners, 2 * topk, nullptr, 2 * topk, nk, sorted, 2 * topk, sorted_count},
                          nullptr));
   });
   std::vector<std::int32_t> ends(nq);
   for (std::int64_t r = 0; r < nq; ++r) ends[r] = static_cast<std::int32_t>(nk - nq + r + 1);
   auto* ke = allocate<std::int32_t>(nq);
-  CHECK(cudaMemcpy(ke, ends.data(), nq * 4, cudaMemcpyHostToDevice));
+  check(cudaMemcpy(ke, ends.data(), nq * 4, cudaMemcpyHostToDevice));
   auto* ids = allocate<std::int32_t>(nq * ids_stride);
   auto* offset = allocate<std::int64_t>(nq);
   auto* count = allocate<std::int32_t>(nq);
@@ -121,15 +109,15 @@ int main() {
   in.nq = nq;
   in.nk = nk;
   const float seed_ms = median_ms([&] {
-    CHECK(launch_seed({in, 0, nq, 4, topk, sorted, 2 * topk, sorted_count, per_list, ids, ids_stride, offset, count},
+    check(launch_seed({in, 0, nq, 4, topk, sorted, 2 * topk, sorted_count, per_list, ids, ids_stride, offset, count},
                       nullptr));
   });
   auto* kept = allocate<Record>(nq * topk);
   auto* tau = allocate<float>(nq);
-  CHECK(cudaMemset(kept, 0x11, nq * topk * sizeof(Record)));
+  check(cudaMemset(kept, 0x11, nq * topk * sizeof(Record)));
   const std::vector<std::int32_t> full(nq, topk);
-  CHECK(cudaMemcpy(count, full.data(), nq * 4, cudaMemcpyHostToDevice));
-  const float tau_ms = median_ms([&] { CHECK(launch_tau({nq, topk, kept, count, tau}, nullptr)); });
+  check(cudaMemcpy(count, full.data(), nq * 4, cudaMemcpyHostToDevice));
+  const float tau_ms = median_ms([&] { check(launch_tau({nq, topk, kept, count, tau}, nullptr)); });
   std::printf("winners %.4f ms, seed %.4f ms, tau %.4f ms\n", winners_ms, seed_ms, tau_ms);
 
   for (const int heads : {32, 64}) {
@@ -148,8 +136,8 @@ int main() {
     auto* sampled = allocate<std::int32_t>(nq / stride);
     auto* budget = allocate<std::uint8_t>(nq);
     const float predict_ms = median_ms([&] {
-      CHECK(launch_predict({inputs, stride / 2, stride, survivors, sampled}, nullptr));
-      CHECK(launch_choose({nq, nq, stride, survivors, sampled, 0.024, 1.4, 0.05, 2.0, budget}, nullptr));
+      check(launch_predict({inputs, stride / 2, stride, survivors, sampled}, nullptr));
+      check(launch_choose({nq, nq, stride, survivors, sampled, 0.024, 1.4, 0.05, 2.0, budget}, nullptr));
     });
     auto* bound_rows = allocate<std::uint8_t>(nq * 32 * kDim);
     auto* weight = allocate<std::uint16_t>(nq * 30);
@@ -161,18 +149,18 @@ int main() {
     auto* size = allocate<std::int32_t>(kBudgetCount + 1);
     std::printf("H = %d: predict and choose %.4f ms; certify", heads, predict_ms);
     for (const int b : {8, 16, 24}) {
-      CHECK(cudaMemset(budget, b, nq));
+      check(cudaMemset(budget, b, nq));
       const float ms = median_ms([&] {
-        CHECK(
+        check(
             launch_certify({inputs, budget, bound_rows, 32 * kDim, weight, 30, c, sigma, lowered, screened}, nullptr));
       });
       std::printf(" %d rows %.4f ms", b, ms);
     }
-    const float lists_ms = median_ms([&] { CHECK(launch_lists({nq, screened, nullptr, list, size}, nullptr)); });
+    const float lists_ms = median_ms([&] { check(launch_lists({nq, screened, nullptr, list, size}, nullptr)); });
     std::printf("; lists %.4f ms\n", lists_ms);
-    CHECK(cudaFree(q));
-    CHECK(cudaFree(bound_rows));
+    check(cudaFree(q));
+    check(cudaFree(bound_rows));
   }
-  CHECK(cudaDeviceSynchronize());
+  check(cudaDeviceSynchronize());
   return 0;
 }

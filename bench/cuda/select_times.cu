@@ -13,19 +13,13 @@
 #include <vector>
 
 #include "backend/cuda/stages.hpp"
+#include "cuda/check.cuh"
 
 namespace {
 
 using namespace dosa::cuda;
+using dosa::bench::check;
 
-#define CHECK(call)                                                                                  \
-  do {                                                                                               \
-    const cudaError_t error = (call);                                                                \
-    if (error != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                                                  \
-    }                                                                                                \
-  } while (false)
 
 enum class Values { bell, relu, rising, equal };
 constexpr const char* kNames[] = {"bell", "relu", "rising", "equal"};
@@ -66,21 +60,21 @@ __global__ void to_records(const float* scores, Record* records, std::int64_t co
 template <class Body>
 float median_ms(int repeats, const Body& body) {
   cudaEvent_t start, stop;
-  CHECK(cudaEventCreate(&start));
-  CHECK(cudaEventCreate(&stop));
+  check(cudaEventCreate(&start));
+  check(cudaEventCreate(&stop));
   body(0);
   std::vector<float> times;
   for (int i = 0; i < repeats; ++i) {
-    CHECK(cudaEventRecord(start));
+    check(cudaEventRecord(start));
     body(i + 1);
-    CHECK(cudaEventRecord(stop));
-    CHECK(cudaEventSynchronize(stop));
+    check(cudaEventRecord(stop));
+    check(cudaEventSynchronize(stop));
     float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, start, stop));
+    check(cudaEventElapsedTime(&ms, start, stop));
     times.push_back(ms);
   }
-  CHECK(cudaEventDestroy(start));
-  CHECK(cudaEventDestroy(stop));
+  check(cudaEventDestroy(start));
+  check(cudaEventDestroy(stop));
   std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
   return times[repeats / 2];
 }
@@ -106,7 +100,7 @@ int main(int argc, char** argv) {
       {4 * k, k * k, 0, 1},       {4 * k, k * k, 0, 512},    {4 * k, k * k, 0, 4096},  {16 * k, k * k, 0, 2048},
   };
   std::size_t free = 0, total = 0;
-  CHECK(cudaMemGetInfo(&free, &total));
+  check(cudaMemGetInfo(&free, &total));
   const double available = std::min(most, static_cast<double>(free) * 0.9);
   std::int64_t cells = 0;
   for (const Shape& s : shapes) {
@@ -115,10 +109,10 @@ int main(int argc, char** argv) {
   float* scores = nullptr;
   Record* kept = nullptr;
   std::int32_t *count = nullptr, *ids = nullptr;
-  CHECK(cudaMalloc(&scores, cells * sizeof(float)));
-  CHECK(cudaMalloc(&kept, 16 * k * 4096 * sizeof(Record)));
-  CHECK(cudaMalloc(&count, 16 * k * sizeof(std::int32_t)));
-  CHECK(cudaMalloc(&ids, 16 * k * 4096 * sizeof(std::int32_t)));
+  check(cudaMalloc(&scores, cells * sizeof(float)));
+  check(cudaMalloc(&kept, 16 * k * 4096 * sizeof(Record)));
+  check(cudaMalloc(&count, 16 * k * sizeof(std::int32_t)));
+  check(cudaMalloc(&ids, 16 * k * 4096 * sizeof(std::int32_t)));
 
   std::printf("%-7s %6s %8s %8s %5s %10s %8s %9s\n", "values", "rows", "keys", "slice", "K", "select ms", "TB/s",
               "write ms");
@@ -128,7 +122,7 @@ int main(int argc, char** argv) {
       if (values != Values::bell && s.topk != 2048) continue;
       const std::int64_t copies = std::clamp<std::int64_t>((std::int64_t{256} << 20) / (s.rows * s.keys), 1, 16);
       fill<<<multiprocessors * 8, 512>>>(scores, s.rows * copies, s.keys, values);
-      CHECK(cudaGetLastError());
+      check(cudaGetLastError());
       Inputs in{};
       in.nq = s.rows;
       in.nk = s.keys;
@@ -136,13 +130,13 @@ int main(int argc, char** argv) {
       const float select = median_ms(5, [&](int i) {
         const float* at = scores + i % copies * s.rows * s.keys;
         for (std::int64_t key = 0; key < s.keys; key += slice) {
-          CHECK(launch_select_scores(
+          check(launch_select_scores(
               {in, 0, s.rows, key, std::min(key + slice, s.keys), at + key, s.keys, s.topk, key == 0, kept, count},
               multiprocessors, nullptr));
         }
       });
       const float write = median_ms(5, [&](int) {
-        CHECK(launch_write({in, 0, s.rows, s.topk, false, false, kept, count, ids, s.topk, nullptr, 0}, nullptr));
+        check(launch_write({in, 0, s.rows, s.topk, false, false, kept, count, ids, s.topk, nullptr, 0}, nullptr));
       });
       std::printf("%-7s %6lld %8lld %8lld %5d %10.4f %8.3f %9.4f\n", kNames[static_cast<int>(values)],
                   static_cast<long long>(s.rows), static_cast<long long>(s.keys), static_cast<long long>(slice), s.topk,
@@ -155,18 +149,18 @@ int main(int argc, char** argv) {
   Record* records = nullptr;
   for (const std::int64_t each : {4 * k, 16 * k, 32 * k}) {
     const std::int64_t rows = 16 * k;
-    CHECK(cudaMalloc(&records, rows * each * sizeof(Record)));
+    check(cudaMalloc(&records, rows * each * sizeof(Record)));
     fill<<<multiprocessors * 8, 512>>>(scores, rows, each, Values::bell);
     to_records<<<multiprocessors * 8, 512>>>(scores, records, rows * each, each);
     const std::vector<std::int32_t> counts(rows, static_cast<std::int32_t>(each));
-    CHECK(cudaMemcpy(ids, counts.data(), rows * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+    check(cudaMemcpy(ids, counts.data(), rows * sizeof(std::int32_t), cudaMemcpyHostToDevice));
     const float select = median_ms(5, [&](int) {
-      CHECK(launch_select_records({rows, records, each, ids, 2048, kept, count}, multiprocessors, nullptr));
+      check(launch_select_records({rows, records, each, ids, 2048, kept, count}, multiprocessors, nullptr));
     });
     std::printf("records %6lld %8lld %8s %5d %10.4f %8.3f\n", static_cast<long long>(rows),
                 static_cast<long long>(each), "-", 2048, select, static_cast<double>(rows * each) * 8e-9 / select);
-    CHECK(cudaFree(records));
+    check(cudaFree(records));
   }
-  CHECK(cudaDeviceSynchronize());
+  check(cudaDeviceSynchronize());
   return 0;
 }

@@ -25,6 +25,16 @@ inline TensorView const_view(const MutableTensorView& view) noexcept {
   return {view.data, view.dtype, view.device, view.rank, view.shape, view.stride};
 }
 
+/// Whether elements lie one after the other, row-major.
+inline bool is_dense(const TensorView& view) noexcept {
+  std::int64_t stride = 1;
+  for (auto axis = static_cast<std::size_t>(view.rank); axis-- > 0;) {
+    if (view.shape[axis] > 1 && view.stride[axis] != stride) return false;
+    stride *= view.shape[axis];
+  }
+  return true;
+}
+
 /// Keys of a page: 16 to 256, a power of two.
 std::optional<Error> check_page_size(std::int64_t page_size);
 

@@ -68,10 +68,7 @@ float QueryScorer::score_sm90(std::span<const std::uint8_t> k, float k_scale) co
     float x = 0.0F;
     if (h < w_.size()) {
       w = w_[h];
-      for (std::size_t d = 0; d < dim_; d += kSm90Step) {
-        x = sm90_step(std::span<const Sm90Operand, kSm90Step>(operands_.data() + h * dim_ + d, kSm90Step),
-                      std::span<const Sm90Operand, kSm90Step>(key.data() + d, kSm90Step), x);
-      }
+      x = sm90_dot(std::span(operands_).subspan(h * dim_, dim_), std::span(key).first(dim_));
     }
     float& sum = chain[h % kBlock];
     sum = h < kBlock ? w * relu(x) : std::fma(w, relu(x), sum);

@@ -1,6 +1,7 @@
 #include "score/sm90.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -51,6 +52,22 @@ float sm90_step(std::span<const Sm90Operand, kSm90Step> a, std::span<const Sm90O
   const int drop = std::max(static_cast<int>(std::bit_width(magnitude)) - (kFractionBits + 1), 0);
   const auto kept = static_cast<float>(magnitude >> drop << drop);
   return (sum < 0 ? -kept : kept) * power_of_two(e - kFractionBits);
+}
+
+float sm90_dot(std::span<const Sm90Operand> a, std::span<const Sm90Operand> b) noexcept {
+  float sum = 0;
+  for (std::size_t d = 0; d < a.size(); d += kSm90Step) {
+    sum = sm90_step(a.subspan(d).first<kSm90Step>(), b.subspan(d).first<kSm90Step>(), sum);
+  }
+  return sum;
+}
+
+float sm90_dot(const std::uint8_t* a, const std::uint8_t* b, int dim) noexcept {
+  const auto size = static_cast<std::size_t>(dim);
+  std::array<Sm90Operand, 128> x, y;
+  std::transform(a, a + size, x.begin(), sm90_operand);
+  std::transform(b, b + size, y.begin(), sm90_operand);
+  return sm90_dot(std::span(x).first(size), std::span(y).first(size));
 }
 
 }  // namespace dosa

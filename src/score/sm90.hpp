@@ -20,4 +20,10 @@ Sm90Operand sm90_operand(std::uint8_t e4m3) noexcept;
 /// c + sum a_i b_i as the tensor core rounds it. `c` is 0 or the result of an earlier step.
 float sm90_step(std::span<const Sm90Operand, kSm90Step> a, std::span<const Sm90Operand, kSm90Step> b, float c) noexcept;
 
+/// The dot of two rows: steps in order, from 0. Of the same length, a multiple of kSm90Step.
+float sm90_dot(std::span<const Sm90Operand> a, std::span<const Sm90Operand> b) noexcept;
+
+/// The same of E4M3 rows of `dim` components, at most 128.
+float sm90_dot(const std::uint8_t* a, const std::uint8_t* b, int dim) noexcept;
+
 }  // namespace dosa

@@ -40,15 +40,7 @@ float score(const Data& d, std::int64_t row, std::int64_t i) {
                          {d.w.data() + row * d.heads, heads}, key(d, i), d.k_scale[static_cast<std::size_t>(i)]);
 }
 
-float dot(const std::uint8_t* a, const std::uint8_t* b) {
-  float sum = 0;
-  for (int first = 0; first < kDim; first += kSm90Step) {
-    Sm90Operand x[kSm90Step], y[kSm90Step];
-    for (int i = 0; i < kSm90Step; ++i) x[i] = sm90_operand(a[first + i]), y[i] = sm90_operand(b[first + i]);
-    sum = sm90_step(x, y, sum);
-  }
-  return sum;
-}
+float dot(const std::uint8_t* a, const std::uint8_t* b) { return sm90_dot(a, b, kDim); }
 
 float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 

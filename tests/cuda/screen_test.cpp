@@ -19,18 +19,7 @@ std::uint16_t nearest_bf16(float x) {
 }
 
 /// Dot of a bound row and a key as the tensor core rounds it.
-float dot(const std::uint8_t* row, const std::uint8_t* key) {
-  std::array<Sm90Operand, kDim> a;
-  std::array<Sm90Operand, kDim> b;
-  std::transform(row, row + kDim, a.begin(), sm90_operand);
-  std::transform(key, key + kDim, b.begin(), sm90_operand);
-  float x = 0;
-  for (int d = 0; d < kDim; d += kSm90Step) {
-    x = sm90_step(std::span<const Sm90Operand, kSm90Step>(a.data() + d, kSm90Step),
-                  std::span<const Sm90Operand, kSm90Step>(b.data() + d, kSm90Step), x);
-  }
-  return x;
-}
+float dot(const std::uint8_t* row, const std::uint8_t* key) { return sm90_dot(row, key, kDim); }
 
 struct Bounds {
   std::vector<std::uint8_t> rows;     // [n][R][128]

@@ -31,15 +31,7 @@ std::vector<float> decode(const Bytes& bytes) {
   return out;
 }
 
-float emulated_dot(const Bytes& a, const Bytes& b) {
-  float sum = 0;
-  for (std::size_t first = 0; first < a.size(); first += kSm90Step) {
-    Sm90Operand x[kSm90Step], y[kSm90Step];
-    for (int i = 0; i < kSm90Step; ++i) x[i] = sm90_operand(a[first + i]), y[i] = sm90_operand(b[first + i]);
-    sum = sm90_step(x, y, sum);
-  }
-  return sum;
-}
+float emulated_dot(const Bytes& a, const Bytes& b) { return sm90_dot(a.data(), b.data(), static_cast<int>(a.size())); }
 
 // -------------------------------------------------------------------------------------------------------------- FP8
 // pair

@@ -8,6 +8,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/errors.hpp"
 #include "backend/cuda/group.hpp"
+#include "base/check.hpp"
 #include "base/error.hpp"
 
 namespace dosa {
@@ -146,41 +147,28 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   return plan;
 }
 
-template <typename T, typename Void>
-T* data_of(const BasicTensorView<Void>& view) {
-  return static_cast<T*>(view.data);
-}
-
 // What the kernels take for granted about strides.
 Result<Inputs> inputs_of(const ProblemShape& shape, const Problem& problem, const Selection& out) {
-  const auto dense = [](const auto& view) {
-    std::int64_t stride = 1;
-    for (int axis = view.rank; axis-- > 0;) {
-      if (view.shape[static_cast<std::size_t>(axis)] > 1 && view.stride[static_cast<std::size_t>(axis)] != stride) return false;
-      stride *= view.shape[static_cast<std::size_t>(axis)];
-    }
-    return true;
-  };
   const auto refuse = [](const char* name, const char* allowed) {
     return fail(ErrorCode::invalid_argument, fmt::format("{} is not {}, as the cuda backend needs it", name, allowed));
   };
-  if (!dense(problem.q)) return refuse("q", "contiguous");
-  if (!dense(problem.k)) return refuse("k", "contiguous");
-  if (!dense(problem.k_scale)) return refuse("k_scale", "contiguous");
-  if (problem.ks.present() && !dense(problem.ks)) return refuse("ks", "contiguous");
-  if (problem.ke.present() && !dense(problem.ke)) return refuse("ke", "contiguous");
+  if (!is_dense(problem.q)) return refuse("q", "contiguous");
+  if (!is_dense(problem.k)) return refuse("k", "contiguous");
+  if (!is_dense(problem.k_scale)) return refuse("k_scale", "contiguous");
+  if (problem.ks.present() && !is_dense(problem.ks)) return refuse("ks", "contiguous");
+  if (problem.ke.present() && !is_dense(problem.ke)) return refuse("ke", "contiguous");
   if (shape.heads > 1 && problem.w.stride[1] != 1) return refuse("w", "contiguous along heads");
   if (shape.topk > 1 && out.ids.stride[1] != 1) return refuse("ids", "contiguous along a row");
   if (shape.topk > 1 && out.scores.present() && out.scores.stride[1] != 1) return refuse("scores", "contiguous along a row");
   for (const TensorView* view : {&problem.q, &problem.k}) {
     if (reinterpret_cast<std::uintptr_t>(view->data) % 16 != 0) return refuse(view == &problem.q ? "q" : "k", "aligned to 16 bytes");
   }
-  return Inputs{.q = data_of<const std::uint8_t>(problem.q),
-                .k = data_of<const std::uint8_t>(problem.k),
-                .k_scale = data_of<const float>(problem.k_scale),
-                .w = data_of<const float>(problem.w),
-                .ks = problem.ks.present() ? data_of<const std::int32_t>(problem.ks) : nullptr,
-                .ke = problem.ke.present() ? data_of<const std::int32_t>(problem.ke) : nullptr,
+  return Inputs{.q = problem.q.at<std::uint8_t>(),
+                .k = problem.k.at<std::uint8_t>(),
+                .k_scale = problem.k_scale.at<float>(),
+                .w = problem.w.at<float>(),
+                .ks = problem.ks.present() ? problem.ks.at<std::int32_t>() : nullptr,
+                .ke = problem.ke.present() ? problem.ke.at<std::int32_t>() : nullptr,
                 .w_stride = problem.w.stride[0],
                 .nq = shape.nq,
                 .nk = shape.nk,

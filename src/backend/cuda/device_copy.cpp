@@ -8,6 +8,7 @@
 
 #include "backend/backend.hpp"
 #include "backend/cuda/errors.hpp"
+#include "base/check.hpp"
 
 namespace dosa {
 namespace cuda {
@@ -35,15 +36,6 @@ class DeviceBlock {
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
-
-bool is_dense(const TensorView& view) {
-  std::int64_t stride = 1;
-  for (int axis = view.rank; axis-- > 0;) {
-    if (view.shape[static_cast<std::size_t>(axis)] > 1 && view.stride[static_cast<std::size_t>(axis)] != stride) return false;
-    stride *= view.shape[static_cast<std::size_t>(axis)];
-  }
-  return true;
-}
 
 // Row-major bytes of a host view.
 std::vector<std::byte> packed(const TensorView& view) {

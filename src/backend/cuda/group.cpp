@@ -12,11 +12,6 @@ namespace {
 constexpr std::int64_t kGroupRows = 1024;  // rows that get the same budget: 16 sampled queries
 constexpr double kWorthwhile = 0.85;       // of dense: what `automatic` asks of a prediction, which does not know every cost
 
-template <typename T, typename Void>
-T* data_of(const BasicTensorView<Void>& view) {
-  return static_cast<T*>(view.data);
-}
-
 }  // namespace
 
 CudaGroup::CudaGroup(const Run& run, std::int64_t first_row)
@@ -71,7 +66,7 @@ void CudaGroup::score_anchors() {
                            .sorted_count = arrays_.winner_count},
                           run_.stream);
   });
-  launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // NaN: none
+  forget_tau();
   launch([&] {
     return launch_tau({count, most, arrays_.anchor_kept, arrays_.anchor_size, arrays_.tau, anchors}, run_.stream);
   });
@@ -141,7 +136,7 @@ void CudaGroup::take_witnesses() {
                         .min_context = run_.plan.options.min_context},
                        run_.stream);
   });
-  launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });  // keep all
+  forget_tau();  // every witness is recorded
   forget_records();
   refine_lists(arrays_.seed_count, nullptr);
   select_records(topk_, arrays_.kept, arrays_.kept_count);
@@ -240,6 +235,11 @@ void CudaGroup::refine_lists(const std::int32_t* count, const std::uint8_t* scre
                           .lost = arrays_.lost},
                          run_.multiprocessors, run_.stream);
   });
+}
+
+// A NaN: no certificate is made, and no score lies below it.
+void CudaGroup::forget_tau() {
+  launch([&] { return cudaMemsetAsync(arrays_.tau, 0xFF, static_cast<std::size_t>(rows_) * sizeof(float), run_.stream); });
 }
 
 void CudaGroup::forget_records() {
@@ -348,9 +348,9 @@ void CudaGroup::select() {
                          .relative = run_.plan.options.index_space == IndexSpace::relative,
                          .kept = arrays_.kept,
                          .kept_count = arrays_.kept_count,
-                         .ids = data_of<std::int32_t>(out.ids),
+                         .ids = out.ids.at<std::int32_t>(),
                          .ids_stride = out.ids.stride[0],
-                         .scores = out.scores.present() ? data_of<float>(out.scores) : nullptr,
+                         .scores = out.scores.present() ? out.scores.at<float>() : nullptr,
                          .scores_stride = out.scores.present() ? out.scores.stride[0] : 0},
                         run_.stream);
   });

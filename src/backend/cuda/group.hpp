@@ -44,6 +44,7 @@ class CudaGroup final : public QueryGroup {
   void choose_budgets();
   void take_witnesses();
   void refine_lists(const std::int32_t* count, const std::uint8_t* screened);
+  void forget_tau();
   void forget_records();
   void select_records(int rank, Record* kept, std::int32_t* kept_count);
   void guess_tau();
