@@ -97,10 +97,7 @@ Result<Stats> stage_times(const Steps& steps, Options options, Method method) {
 Result<Race> race(const Steps& steps, const BenchArgs& args) {
   Race result;
   std::vector<Method> methods = args.methods;
-  if (methods.empty()) {
-    methods = {Method::dense, Method::fused, Method::dosa, Method::automatic};
-    std::erase_if(methods, [&](Method method) { return !has_method(args.options.backend, method); });
-  }
+  if (methods.empty()) methods = {Method::dense, Method::fused, Method::dosa, Method::automatic};
   for (const Method method : methods) {
     Options options = args.options;
     options.method = method;

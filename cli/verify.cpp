@@ -67,7 +67,6 @@ Result<std::vector<Verdict>> verify_methods(const Steps& steps, const VerifyArgs
   std::vector<Runner> runners;
   std::vector<std::string_view> names;
   for (const auto& [name, method] : kMethods) {
-    if (!has_method(args.options.backend, method)) continue;
     Options options = args.options;
     options.method = method;
     auto runner = Runner::create(steps, options);

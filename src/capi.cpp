@@ -33,7 +33,7 @@ static_assert(DOSA_METHOD_DENSE == static_cast<int>(Method::dense) &&
               DOSA_METHOD_DOSA == static_cast<int>(Method::dosa));
 static_assert(DOSA_FORM_BASE == static_cast<int>(Form::base) && DOSA_FORM_EXTENDED == static_cast<int>(Form::extended));
 static_assert(DOSA_SEEDS_CHAIN == static_cast<int>(SeedPolicy::chain) &&
-              DOSA_SEEDS_LARGEST_BOUNDS == static_cast<int>(SeedPolicy::largest_bounds));
+              DOSA_SEEDS_SAMPLE == static_cast<int>(SeedPolicy::sample));
 static_assert(DOSA_PRECISION_I8 == static_cast<int>(ScreenPrecision::i8));
 static_assert(DOSA_ORDER_ASCENDING == static_cast<int>(Order::ascending));
 static_assert(DOSA_IDS_SLOT == static_cast<int>(IndexSpace::slot));
@@ -131,7 +131,7 @@ Options options_of(const dosa_options& c, Arguments& arguments) {
   options.certificate.row_budget = c.row_budget;
   options.certificate.aggregates = c.aggregates;
   options.certificate.precision = arguments.choice("precision", c.precision, ScreenPrecision::i8);
-  options.seeds = arguments.choice("seeds", c.seeds, SeedPolicy::largest_bounds);
+  options.seeds = arguments.choice("seeds", c.seeds, SeedPolicy::sample);
   options.order = arguments.choice("order", c.order, Order::ascending);
   options.index_space = arguments.choice("index_space", c.index_space, IndexSpace::slot);
   options.threads = c.threads;

@@ -68,7 +68,7 @@ std::vector<std::uint8_t> bytes(const std::uint8_t* from, std::int64_t count) { 
 void bench_score(int heads, std::int64_t nq, std::int64_t nk) {
   const Inputs in = make_inputs(heads, nq, nk);
   auto* scores = allocate<float>(nq * nk);
-  const ScoreArgs args{.in = in, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .scores = scores, .score_stride = nk};
+  const ScoreArgs args{.in = in, .first_row = 0, .rows = nq, .keys = every_key(nk), .key_begin = 0, .key_end = nk, .scores = scores, .score_stride = nk};
   const Times t = timed([&] { check(launch_score(args, multiprocessors, nullptr), "score"); });
 
   constexpr int kSamples = 400;
@@ -106,8 +106,8 @@ __global__ void compare_records(RefineArgs args, const float* scores, std::int64
   const std::int64_t row = blockIdx.x, group = row / group_rows(args.in.heads);
   unsigned long long different = 0;
   unsigned long long expected = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < args.record_count[row]; i += static_cast<int>(blockDim.x)) {
-    const Record record = args.records[row * args.record_stride + i];
+  for (int i = static_cast<int>(threadIdx.x); i < args.found.count[row]; i += static_cast<int>(blockDim.x)) {
+    const Record record = args.found.records[row * args.found.stride + i];
     const float score = scores[row * stride + (static_cast<std::uint32_t>(record) >> 1)];
     const std::uint32_t bits = __float_as_uint(score + 0.0F);
     different += static_cast<std::uint32_t>(record >> 32) != ((bits & 0x80000000U) != 0 ? bits : 0x7FFFFFFFU - bits) ? 1 : 0;
@@ -118,14 +118,14 @@ __global__ void compare_records(RefineArgs args, const float* scores, std::int64
   }
   atomicAdd(&out[0], different);
   atomicAdd(&out[1], expected);
-  if (threadIdx.x == 0) atomicAdd(&out[2], static_cast<unsigned long long>(args.record_count[row]));
+  if (threadIdx.x == 0) atomicAdd(&out[2], static_cast<unsigned long long>(args.found.count[row]));
 }
 
 void bench_refine(int heads, std::int64_t nq, std::int64_t nk) {
   constexpr int kEvery = 33;  // 3 % are listed
   const Inputs in = make_inputs(heads, nq, nk);
   auto* scores = allocate<float>(nq * nk);
-  check(launch_score({.in = in, .first_row = 0, .rows = nq, .key_begin = 0, .key_end = nk, .scores = scores, .score_stride = nk},
+  check(launch_score({.in = in, .first_row = 0, .rows = nq, .keys = every_key(nk), .key_begin = 0, .key_end = nk, .scores = scores, .score_stride = nk},
                      multiprocessors, nullptr),
         "score");
   const int room = static_cast<int>(nk / kEvery) + 1;
@@ -147,7 +147,7 @@ void bench_refine(int heads, std::int64_t nq, std::int64_t nk) {
   }
   cudaMemcpy(tau, threshold.data(), nq * sizeof(float), cudaMemcpyHostToDevice);
   const RefineArgs args{.in = in, .first_row = 0, .rows = nq, .ids = ids, .offset = offset, .count = count, .screened = nullptr,
-                        .tau = tau, .records = records, .record_stride = room, .record_count = record_count, .lost = lost};
+                        .tau = tau, .found = {records, room, record_count, lost}};
   const Times t = timed([&] {
     cudaMemsetAsync(record_count, 0, nq * sizeof(std::int32_t));
     check(launch_refine(args, multiprocessors, nullptr), "refine");

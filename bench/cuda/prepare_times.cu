@@ -152,7 +152,7 @@ int main() {
       check(cudaMemset(budget, b, nq));
       const float ms = median_ms([&] {
         check(
-            launch_certify({inputs, budget, bound_rows, 32 * kDim, weight, 30, c, sigma, lowered, screened}, nullptr));
+            launch_certify({inputs, budget, 0, bound_rows, 32 * kDim, weight, 30, c, sigma, lowered, screened}, nullptr));
       });
       std::printf(" %d rows %.4f ms", b, ms);
     }

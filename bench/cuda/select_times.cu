@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
         const float* at = scores + i % copies * s.rows * s.keys;
         for (std::int64_t key = 0; key < s.keys; key += slice) {
           check(launch_select_scores(
-              {in, 0, s.rows, key, std::min(key + slice, s.keys), at + key, s.keys, s.topk, key == 0, kept, count},
+              {in, 0, s.rows, every_key(s.keys), key, std::min(key + slice, s.keys), at + key, s.keys, s.topk, key == 0, kept, count},
               multiprocessors, nullptr));
         }
       });

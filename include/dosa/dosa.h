@@ -61,7 +61,8 @@ typedef enum dosa_seeds {
   DOSA_SEEDS_AUTO = 0,
   DOSA_SEEDS_NEAREST_SPREAD = 1,
   DOSA_SEEDS_CHAIN = 2,
-  DOSA_SEEDS_LARGEST_BOUNDS = 3
+  DOSA_SEEDS_LARGEST_BOUNDS = 3,
+  DOSA_SEEDS_SAMPLE = 4
 } dosa_seeds;
 typedef enum dosa_precision { DOSA_PRECISION_AUTO = 0, DOSA_PRECISION_F32 = 1, DOSA_PRECISION_I8 = 2 } dosa_precision;
 typedef enum dosa_order { DOSA_ORDER_SCORE = 0, DOSA_ORDER_ASCENDING = 1 } dosa_order;

@@ -23,10 +23,11 @@ enum class Form : std::uint8_t {
 };
 
 enum class SeedPolicy : std::uint8_t {
-  automatic,       ///< largest_bounds; chain when the keys of a query do not fit one slice, and on cuda
+  automatic,       ///< largest_bounds; chain when the keys of a query do not fit one slice; sample on cuda
   nearest_spread,  ///< K nearest and K evenly spread keys: needs no history, gives a low tau
   chain,           ///< winners of an earlier query, or the caller's hints, plus the nearest keys
   largest_bounds,  ///< bound every key first, then score exactly the keys with the largest bounds
+  sample,          ///< cuda: tau is guessed from the scores of evenly spread keys and checked in the end
 };
 
 enum class ScreenPrecision : std::uint8_t {

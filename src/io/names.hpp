@@ -18,18 +18,14 @@ struct Named {
 
 inline constexpr std::array kMethods = {Named{"auto", Method::automatic}, Named{"dense", Method::dense},
                                         Named{"fused", Method::fused}, Named{"dosa", Method::dosa}};
-/// Whether a backend computes a method.
-constexpr bool has_method(Backend backend, Method method) noexcept {
-  return backend == Backend::cpu || method != Method::fused;
-}
-
 inline constexpr std::array kScreeningMethods = {Named{"auto", Method::automatic}, Named{"dosa", Method::dosa}};
 inline constexpr std::array kBackends = {Named{"cpu", Backend::cpu}, Named{"cuda", Backend::cuda}};
 inline constexpr std::array kForms = {Named{"auto", Form::automatic}, Named{"base", Form::base},
                                       Named{"absolute", Form::absolute}, Named{"extended", Form::extended}};
 inline constexpr std::array kSeedPolicies = {
     Named{"auto", SeedPolicy::automatic}, Named{"nearest-spread", SeedPolicy::nearest_spread},
-    Named{"chain", SeedPolicy::chain}, Named{"largest-bounds", SeedPolicy::largest_bounds}};
+    Named{"chain", SeedPolicy::chain}, Named{"largest-bounds", SeedPolicy::largest_bounds},
+    Named{"sample", SeedPolicy::sample}};
 inline constexpr std::array kPrecisions = {Named{"auto", ScreenPrecision::automatic},
                                            Named{"f32", ScreenPrecision::f32}, Named{"i8", ScreenPrecision::i8}};
 inline constexpr std::array kPaths = {Named{"empty", Path::empty},

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/backend.hpp"
+#include "backend/cuda/workspace.hpp"
 #include "io/trace.hpp"
 #include "score/oracle.hpp"
 #include "support/cases.hpp"
@@ -104,11 +105,11 @@ TEST(CudaBackend, EveryWayToScreenSelectsTheSame) {
         dosa.enqueue();
         EXPECT_EQ(dosa.result(), want) << name << " topk " << topk << " " << describe(options);
         const Stats stats = dosa.counters();
-        EXPECT_GT(stats.path.dosa * 2, stats.rows) << name << " topk " << topk << " " << describe(options);
+        EXPECT_GT(stats.screened * 2, stats.visible) << name << " topk " << topk << " " << describe(options);
         EXPECT_LE(stats.survivors, stats.screened);
       };
       for (const Form form : {Form::base, Form::extended}) {
-        for (const SeedPolicy seeds : {SeedPolicy::chain, SeedPolicy::nearest_spread}) {
+        for (const SeedPolicy seeds : {SeedPolicy::sample, SeedPolicy::chain, SeedPolicy::nearest_spread}) {
           Options options = cuda_options(Method::dosa);
           options.certificate.form = form;
           options.seeds = seeds;
@@ -130,13 +131,53 @@ TEST(CudaBackend, LittleMemoryCostsTimeOnly) {
   ASSERT_TRUE(trace.has_value());
   const Problem problem = trace->problem();
   const std::vector<std::uint32_t> want = dense_result(problem);
-  for (const std::int64_t mebibytes : {20, 24, 32, 48, 96}) {
-    Options options = cuda_options(Method::dosa);
-    options.memory_budget = mebibytes << 20;
-    options.certificate.row_budget = 8;
-    OnDevice dosa(problem, options);
-    dosa.enqueue();
-    EXPECT_EQ(dosa.result(), want) << mebibytes;
+  for (const Method method : {Method::fused, Method::dosa}) {
+    for (const std::int64_t mebibytes : {20, 24, 32, 48, 96}) {
+      Options options = cuda_options(method);
+      options.memory_budget = mebibytes << 20;
+      if (method == Method::dosa) options.certificate.row_budget = 8;
+      OnDevice run(problem, options);
+      run.enqueue();
+      EXPECT_EQ(run.result(), want) << mebibytes;
+    }
+  }
+}
+
+TEST(CudaBackend, FusedSelectsTheSame) {
+  SKIP_WITHOUT_GPU();
+  for (const char* name : {"/demo-h32.safetensors", "/demo-h64.safetensors"}) {
+    const auto trace = Trace::open(std::string(DOSA_TRACES) + name);
+    ASSERT_TRUE(trace.has_value());
+    for (const std::int32_t topk : {4096, 2048, 300, 1}) {
+      Problem problem = trace->problem();
+      problem.topk = topk;
+      OnDevice fused(problem, cuda_options(Method::fused));
+      fused.enqueue();
+      EXPECT_EQ(fused.result(), dense_result(problem)) << name << " topk " << topk;
+      EXPECT_EQ(fused.counters().full, fused.counters().visible) << name << " topk " << topk;  // no row twice
+    }
+  }
+}
+
+// Winners lie at the sampled keys, or nowhere near them: tau is too high in every row, or lets through more than there is room for.
+TEST(CudaBackend, ASampleThatMisleadsIsNoticed) {
+  SKIP_WITHOUT_GPU();
+  std::vector<float> scores(1 << 17);
+  const cuda::KeySlice sample = cuda::sample_of(1 << 17);
+  for (const bool at_sample : {true, false}) {
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      const bool sampled = static_cast<int>(i) % sample.period == sample.phase;
+      scores[i] = sampled == at_sample ? 1000.0F + static_cast<float>(i * 7919 % 4096) : static_cast<float>(i * 31 % 997) / 1000;
+    }
+    const Case c = explicit_scores(scores, 256, 64, 32, 128);
+    for (const Method method : {Method::fused, Method::dosa}) {
+      OnDevice run(c.problem(), cuda_options(method));
+      run.enqueue();
+      EXPECT_EQ(run.result(), dense_result(c.problem())) << at_sample;
+      if (method == Method::fused) {
+        EXPECT_EQ(run.counters().full, 2 * run.counters().visible) << at_sample;
+      }
+    }
   }
 }
 
@@ -197,7 +238,7 @@ TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
   ASSERT_TRUE(trace.has_value());
   Problem problem = trace->problem();
   const std::int64_t nq = problem.q.shape[0], nk = problem.k.shape[0];
-  for (const Method method : {Method::dense, Method::dosa}) {
+  for (const Method method : {Method::dense, Method::fused, Method::dosa}) {
     OnDevice run(problem, cuda_options(method));
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
@@ -250,7 +291,7 @@ TEST(CudaBackend, TwoStreamsDoNotMeet) {
 TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
   SKIP_WITHOUT_GPU();
   const ProblemShape shape{.nq = 16384, .nk = 1 << 20, .heads = 32, .dim = 128, .topk = 2048};
-  for (const Method method : {Method::dense, Method::dosa}) {
+  for (const Method method : {Method::dense, Method::fused, Method::dosa}) {
     for (const std::int64_t mebibytes : {64, 200, 1000, 4096, 20000}) {
       Options options;
       options.backend = Backend::cuda;

@@ -98,6 +98,7 @@ Packed certify(const Data& d, const OnDevice& device, const std::vector<float>& 
   const cuda::CertifyArgs args{
       {device.in, 0, d.nq, device.rho.data(), device.inv_alpha.data(), tau_in.data(), base, allowances},
       budgets.data(),
+      0,
       bound_rows.data(),
       budget * kDim,
       weight.data(),

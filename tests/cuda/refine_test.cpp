@@ -74,10 +74,7 @@ void expect_records(const DeviceProblem& problem, std::int64_t first_row, std::i
                                 .count = device_count.get(),
                                 .screened = device_screened.get(),
                                 .tau = device_tau.get(),
-                                .records = records.get(),
-                                .record_stride = static_cast<std::int64_t>(stride),
-                                .record_count = record_count.get(),
-                                .lost = lost.get()};
+                                .found = {records.get(), static_cast<std::int64_t>(stride), record_count.get(), lost.get()}};
     ASSERT_EQ(cuda::launch_refine(args, multiprocessors(), nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     std::vector<Record> got = records.download();

@@ -169,6 +169,7 @@ void expect_scores_selected(const Problem& p, const std::vector<Records>& want, 
       const cuda::SelectScoresArgs args{ranges.in,
                                         first_row,
                                         rows,
+                                        cuda::every_key(p.nk()),
                                         key,
                                         key_end,
                                         scores.data(),
@@ -453,7 +454,7 @@ TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
     for (int launch = 0; launch < 20; ++launch) {
       GuardedArray<std::int32_t> ids(2 * 2048, static_cast<std::uint8_t>(launch));
       ASSERT_CUDA(cuda::launch_select_scores(
-          {ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
+          {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
           multiprocessors, nullptr));
       ASSERT_CUDA(cuda::launch_write(
           {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0},
@@ -538,7 +539,7 @@ TEST_F(CudaSelect, GraphReplayReadsTheLengthsOfTheDay) {
   cudaGraphExec_t exec;
   ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   ASSERT_CUDA(cuda::launch_select_scores(
-      {ranges.in, 0, 2, 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132,
+      {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132,
       stream));
   ASSERT_CUDA(cuda::launch_write(
       {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0},
@@ -586,7 +587,7 @@ TEST_F(CudaSelect, RowsBeyondFourGigabytes) {
   for (const int multiprocessors : {0, 132}) {
     const Kept kept(2, topk);
     ASSERT_CUDA(cuda::launch_select_scores(
-        {in, 0, 2, 0, nk, scores, nk, topk, true, kept.records.data(), kept.count.data()}, multiprocessors, nullptr));
+        {in, 0, 2, cuda::every_key(nk), 0, nk, scores, nk, topk, true, kept.records.data(), kept.count.data()}, multiprocessors, nullptr));
     Records want;
     for (std::size_t i = 3; i-- > 0;)
       want.push_back(make_record(1.0F + static_cast<float>(i), static_cast<std::int32_t>(winners[i])));

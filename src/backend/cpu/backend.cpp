@@ -328,6 +328,9 @@ void CpuBackend::rename_ids(const GroupContext& context) const {
 namespace dosa {
 
 Result<std::unique_ptr<BackendImpl>> make_cpu_backend(const Options& options) {
+  if (options.seeds == SeedPolicy::sample) {
+    return fail(ErrorCode::invalid_argument, "seeds sample needs the cuda backend; cpu has nearest_spread, chain and largest_bounds");
+  }
   const cpu::Kernels* kernels = options.implementation.empty() ? cpu::available_kernels().front()
                                                                 : cpu::find_kernels(options.implementation);
   if (kernels == nullptr) {

@@ -19,7 +19,7 @@ constexpr std::int64_t kKeyAlign = 1024;         // slices of keys start at mult
 constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query tiles at any number of heads
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
-constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`: anchors would cost too much
+constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`
 constexpr std::int64_t kMostSlices = 12;         // of keys, unless memory is short,
 constexpr std::int64_t kSlicePairs = std::int64_t{1} << 29;  // each with so many query-key pairs at least
 
@@ -103,7 +103,7 @@ bool CudaBackend::fits(Plan& plan) const {
   plan.slice_keys = plan.list_capacity = 0;
   plan.key_slices = 1;
   if (plan.options.method == Method::dosa && !slice_keys(plan)) return false;
-  return slice_scores(plan);
+  return static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) <= options_.memory_budget && slice_scores(plan);
 }
 
 // As many rows at once as fit.
@@ -142,7 +142,7 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
                 fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need more", options_.memory_budget,
                             shape.nq, shape.nk, shape.topk));
   }
-  if (plan.options.method == Method::dense) plan.slice_keys = plan.full_keys;
+  if (plan.options.method != Method::dosa) plan.slice_keys = plan.options.method == Method::dense ? plan.full_keys : shape.nk;
   plan.workspace_bytes = Arrays(plan, nullptr).bytes;
   return plan;
 }
@@ -197,6 +197,9 @@ Result<Stats> CudaBackend::run(const Plan& plan, const Problem& problem, const S
                          plan.key_slices, plan.slice_keys},
                         run.stream);
   }
+  if (error == cudaSuccess && samples(plan)) {
+    error = launch_gather({run.in.k, run.in.k_scale, sample_of(run.in.nk), arrays.sample_k, arrays.sample_scale}, run.stream);
+  }
   for (std::int64_t row = 0; row < run.in.nq && error == cudaSuccess; row += plan.tile_queries) {
     CudaGroup group(run, row);
     select_group(group);
@@ -242,9 +245,8 @@ Result<Stats> CudaBackend::counters(const Plan& plan, Workspace workspace) const
 std::optional<Error> refusal(const Options& options) {
   const auto refuse = [](std::string message) { return Error{ErrorCode::invalid_argument, std::move(message)}; };
   const CertificateOptions& certificate = options.certificate;
-  if (options.method == Method::fused) return Error{ErrorCode::unsupported_device, "the cuda backend has no method fused"};
   if (options.verify_rows != 0) return refuse("verify_rows needs the cpu backend, which waits for its results");
-  if (options.seeds == SeedPolicy::largest_bounds) return refuse("seeds largest_bounds needs the cpu backend; cuda has chain and nearest_spread");
+  if (options.seeds == SeedPolicy::largest_bounds) return refuse("seeds largest_bounds needs the cpu backend; cuda has sample, chain and nearest_spread");
   if (certificate.form == Form::absolute) return refuse("form absolute needs the cpu backend; cuda has base and extended");
   if (certificate.aggregates > 1) return refuse(fmt::format("aggregates is {}; the cuda backend has 1", certificate.aggregates));
   if (certificate.precision != ScreenPrecision::automatic) return refuse("precision is of the cpu backend; cuda screens in fp8");

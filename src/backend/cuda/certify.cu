@@ -75,7 +75,8 @@ __global__ __launch_bounds__(kThreads) void certify_kernel(CertifyArgs args) {
   clear_padding(shared);
   load_panel(shared, args.inputs, first, end);
   for (std::int64_t r = first; r < end; ++r) {
-    const int budget = args.budget[r];
+    const Visible visible = visible_keys(args.inputs.in, args.inputs.first_row + r);
+    const int budget = visible.end - visible.begin < args.min_context ? 0 : args.budget[r];
     const float tau = hopper_tau(args.inputs.tau[r], args.inputs.allowances);
     double total = 0;
     if (budget == 0 || !(tau >= -3.4028235e38F) || !prepare(shared, args.inputs, r, budget - 2, total)) {
@@ -184,7 +185,7 @@ __global__ __launch_bounds__(1024) void lists_kernel(ListsArgs args) {
   for (std::int64_t first = 0; first < args.rows; first += 1024) {
     const std::int64_t r = first + threadIdx.x;
     const bool lost = r < args.rows && args.lost != nullptr && args.lost[r] != 0;
-    const bool mine = r < args.rows && (lost ? 0 : args.screened[r]) == budget;
+    const bool mine = r < args.rows && (lost ? budget == 0 : args.screened != nullptr && args.screened[r] == budget);
     const unsigned lanes = __ballot_sync(kAllLanes, mine);
     if (lane == 0) warp_count[warp] = __popc(lanes);
     __syncthreads();

@@ -47,6 +47,11 @@ __device__ __forceinline__ int best_anchor(const CertifyShared<kHeads>& shared, 
   return lane + 32 * __shfl_sync(kAllLanes, best_e, lane);
 }
 
+__device__ __forceinline__ float rough_root(float x) {
+  asm("sqrt.approx.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
 /// The first warp: the order in which heads are given up until `least` are left. Uses shared.wide as z: row p is u_p .
 /// q_l of the omitted positive head p = w_p (q_p - beta_p q_anchor(p)).
 template <int kHeads>
@@ -82,6 +87,8 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
   float residual = 0;  // E'^2
   int given_up = 0;
   int count = __popcll(kept);
+  std::uint32_t loss[kEach];  // of the mean bound, in an order of unsigned numbers
+  bool changed = true;        // losses are others than in the last step
   while (true) {
     // Heads whose anchor was given up lean on their next one.
     HeadSet moved = stale & omitted;
@@ -120,7 +127,7 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
     }
     __syncwarp();
     // Of every positive head: sum |u_p . d_h| over the omitted ones.
-    if (omitted != 0) {
+    if (omitted != 0 && changed) {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         coupling[e] = 0;
@@ -138,28 +145,31 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
     }
     if (count <= least) break;
 
-    // The least loss of the mean bound goes.
-    const float root = sqrtf(residual);
-    std::uint32_t loss = ~0U;
+    // The least loss goes.
+    if (changed) {
+      const float root = rough_root(residual);
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        float value = -weight[e] * lesser[e];
+        if (weight[e] > 0) {
+          const float grown = rough_root(fmaxf(residual + square[e] + 2 * weight[e] * coupling[e], 0.0F));
+          value = linear[e] + 0.5F * shared.key_norm * (grown - root);
+        }
+        const std::uint32_t bits = __float_as_uint(value);
+        loss[e] = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+      }
+    }
+    std::uint32_t least_loss = ~0U;
     int which = 0;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const int h = lane + 32 * e;
-      if (!contains(kept, h)) continue;
-      float value = -weight[e] * lesser[e];
-      if (weight[e] > 0) {
-        const float grown = sqrtf(fmaxf(residual + square[e] + 2 * weight[e] * coupling[e], 0.0F));
-        value = linear[e] + 0.5F * shared.key_norm * (grown - root);
-      }
-      const std::uint32_t bits = __float_as_uint(value);
-      const std::uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-      if (ordered < loss) {
-        loss = ordered;
+      if (contains(kept, lane + 32 * e) && loss[e] < least_loss) {
+        least_loss = loss[e];
         which = e;
       }
     }
-    const std::uint32_t smallest = __reduce_min_sync(kAllLanes, loss);
-    const int owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, loss == smallest))) - 1;
+    const std::uint32_t smallest = __reduce_min_sync(kAllLanes, least_loss);
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, least_loss == smallest))) - 1;
     const int gone = owner + 32 * __shfl_sync(kAllLanes, which, owner);
     if (lane == 0) shared.order[given_up] = static_cast<std::uint8_t>(gone);
     __syncwarp();
@@ -173,6 +183,7 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
       leaning |= HeadSet{__ballot_sync(kAllLanes, weight[e] > 0 && anchor[e] == gone)} << (32 * e);
     }
     stale = leaning;
+    changed = leaning != 0 || shared.w[gone] > 0;
   }
   if (lane == 0) {
     for (HeadSet left = kept; left != 0; left &= left - 1) {

@@ -2,7 +2,7 @@
 // every run.
 #include <algorithm>
 
-#include "backend/cuda/stages.hpp"
+#include "backend/cuda/order.cuh"
 
 namespace dosa::cuda {
 namespace {
@@ -24,8 +24,9 @@ __device__ Words words_of(const CompactArgs& args, std::int64_t row) {
   constexpr int kFours = kMaskRunWords / 4;
   if (row >= args.rows) return {nullptr, 0, 0};
   const std::int64_t query = args.first_row + row;
-  const int begin = args.ks != nullptr ? keys_before(args.keys, args.ks[query]) : 0;
-  const int end = args.ke != nullptr ? keys_before(args.keys, args.ke[query]) : args.keys.count;
+  const Visible visible = visible_in(args.keys, args.ks, args.ke, query);
+  const int begin = static_cast<int>(visible.begin);
+  const int end = static_cast<int>(visible.end);
   const bool none = begin >= end || (args.screened != nullptr && args.screened[row] == 0);
   const auto* data = reinterpret_cast<const uint4*>(args.mask + row * args.mask_stride);
   if (none) return {data, 0, 0};

@@ -26,19 +26,24 @@ __global__ void count_rows(CountArgs args) {
 
   const bool by_method = args.budget == nullptr;
   const bool screened = !by_method && args.screened[row] != 0;
-  const bool lost = screened && args.lost[row] != 0;
-  if (!by_method && args.budget[row] != 0 && visible >= args.min_context) add(counters.seeds, args.seed_count[row / group_rows(in.heads)]);
+  const bool sampled = args.sample.count > 0;
+  const bool lost = args.lost != nullptr && args.lost[row] != 0 && (screened || sampled);
+  if (args.seed_count == nullptr) {
+    add(counters.seeds, keys_before(args.sample, end) - keys_before(args.sample, begin));
+  } else if (args.budget[row] != 0 && visible >= args.min_context) {
+    add(counters.seeds, args.seed_count[row / group_rows(in.heads)]);
+  }
   if (screened) {
     add(counters.screened, visible);
     add(counters.bound_rows, args.screened[row]);
   }
-  if (!screened || lost) add(counters.scored_in_full, visible);
+  if (!screened) add(counters.scored_in_full, visible);
+  if (lost) add(counters.scored_in_full, visible);
 
   std::uint64_t& path = visible == 0                       ? counters.empty
                         : visible <= args.topk             ? counters.short_rows
                         : by_method                        ? counters.full
-                        : lost                             ? counters.full_loose
-                        : screened                         ? counters.dosa
+                        : screened                         ? (lost ? counters.full_loose : counters.dosa)
                         : visible < args.min_context       ? counters.full_context
                         : args.budget[row] == 0            ? counters.full_loose
                                                            : counters.full_exempt;

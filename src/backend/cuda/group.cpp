@@ -9,7 +9,8 @@
 namespace dosa::cuda {
 namespace {
 
-constexpr std::int64_t kGroupRows = 1024;  // rows that get the same budget: 16 sampled queries
+constexpr std::int64_t kGroupRows = 4096;  // rows that get the same budget: 64 sampled queries
+constexpr int kGuessSlices = 3;            // tau is guessed after the first slice and after so many
 constexpr double kWorthwhile = 0.85;       // of dense: what `automatic` asks of a prediction, which does not know every cost
 
 }  // namespace
@@ -26,21 +27,69 @@ void CudaGroup::launch(const Launch& launch_stage) {
   if (error_ == cudaSuccess) error_ = launch_stage();
 }
 
-// The anchors' winners are exact, so their K-th score is too: rows whose certificate would reject too little even then are
-// not worth witnesses. Without anchors, witnesses come first.
 void CudaGroup::seed() {
-  if (!is_dosa()) return;
+  if (method() == Method::dense) return;
   const ScopedLap timed = lap(&Stats::seconds_seed);
   launch([&] { return cudaMemsetAsync(arrays_.lost, 0, static_cast<std::size_t>(rows_), run_.stream); });
-  if (run_.plan.options.seeds == SeedPolicy::nearest_spread) {
+  forget_records();
+  if (samples(run_.plan)) {
+    take_sample();
+    if (is_dosa()) {
+      expect_tau();
+      choose_budgets();
+    }
+    guess_tau_from_sample();
+  } else if (run_.plan.options.seeds == SeedPolicy::nearest_spread) {
     launch([&] { return cudaMemsetAsync(arrays_.budget, 1, static_cast<std::size_t>(rows_), run_.stream); });
     take_witnesses();
     choose_budgets();
   } else {
+    // The anchors' winners are exact, so their K-th score is too: rows whose certificate would reject too little even then are
+    // not worth witnesses.
     score_anchors();
     choose_budgets();
     take_witnesses();
   }
+}
+
+// Kept: the best of the sample, down to the rank that tau is guessed from.
+void CudaGroup::take_sample() {
+  const KeySlice sample = sample_of(run_.in.nk);
+  const int rank = guessed_rank(topk_, sample.period);
+  Inputs in = run_.in;
+  in.k = arrays_.sample_k;
+  in.k_scale = arrays_.sample_scale;
+  for (Rows pass; pass.first < rows_; pass.first += run_.plan.full_queries) {
+    score_pass(in, sample, pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), rank, arrays_.kept,
+               arrays_.kept_count);
+  }
+}
+
+// The score that K keys are expected to reach, and some more for safety. It proves nothing unless K keys of the sample reach it,
+// so check_tau() looks at the outcome. Rows that see too few keys for a guess have a tau of -inf.
+void CudaGroup::guess_tau_from_sample() {
+  const int rank = guessed_rank(topk_, sample_of(run_.in.nk).period);
+  launch([&] { return launch_tau({rows_, rank, arrays_.kept, arrays_.kept_count, arrays_.tau}, run_.stream); });
+}
+
+// Budgets are chosen by the tau of the last guess, which most keys meet: its rank is known beforehand.
+void CudaGroup::expect_tau() {
+  const int slices = run_.plan.key_slices;
+  if (slices == 1) return guess_tau_from_sample();
+  const double step = std::max(1.0, slices / static_cast<double>(kGuessSlices));
+  const int sampled = sample_of(run_.in.nk).period;
+  const int rank = static_cast<int>(std::ceil(guessed_rank(topk_, step) * step / sampled));
+  launch([&] {
+    return launch_select_records({.rows = rows_,
+                                  .records = arrays_.kept,
+                                  .record_stride = guessed_rank(topk_, sampled),
+                                  .record_count = arrays_.kept_count,
+                                  .topk = rank,
+                                  .kept = arrays_.guess_kept,
+                                  .kept_count = arrays_.guess_count},
+                                 run_.multiprocessors, run_.stream);
+  });
+  launch([&] { return launch_tau({rows_, rank, arrays_.guess_kept, arrays_.guess_count, arrays_.tau}, run_.stream); });
 }
 
 // tau of an anchor is its last winner's score, below its K-th: about what witnesses will prove for its neighbours.
@@ -51,7 +100,8 @@ void CudaGroup::score_anchors() {
   for (std::int64_t at = 0; at < count; at += run_.plan.full_queries) {
     Rows pass = anchors;
     pass.first += at * kAnchorStep;
-    score_pass(pass, std::min<std::int64_t>(run_.plan.full_queries, count - at), most, arrays_.anchor_kept, arrays_.anchor_size);
+    score_pass(run_.in, every_key(run_.in.nk), pass, std::min<std::int64_t>(run_.plan.full_queries, count - at), most,
+               arrays_.anchor_kept, arrays_.anchor_size);
   }
   launch([&] {
     return launch_winners({.lists = count,
@@ -98,7 +148,7 @@ void CudaGroup::choose_budgets() {
   });
   const int heads = run_.in.heads;
   const double dense = score_price(heads);
-  const double witnesses = static_cast<double>(seed_stride(topk_)) * survivor_price(heads);
+  const double witnesses = samples(run_.plan) ? 0 : static_cast<double>(seed_stride(topk_)) * survivor_price(heads);
   const double keys = static_cast<double>(std::max<std::int64_t>(run_.in.nk, 1));
   launch([&] {
     return launch_choose({.rows = rows_,
@@ -149,6 +199,7 @@ void CudaGroup::certify() {
   launch([&] {
     return launch_certify({.inputs = certify_inputs(),
                            .budget = arrays_.budget,
+                           .min_context = run_.plan.options.min_context,
                            .bound_rows = arrays_.bound_rows,
                            .bound_stride = kWidestBudget * kDim,
                            .weight = arrays_.weight,
@@ -229,12 +280,13 @@ void CudaGroup::refine_lists(const std::int32_t* count, const std::uint8_t* scre
                           .count = count,
                           .screened = screened,
                           .tau = arrays_.tau,
-                          .records = arrays_.records,
-                          .record_stride = record_stride(run_.plan),
-                          .record_count = arrays_.record_count,
-                          .lost = arrays_.lost},
+                          .found = found()},
                          run_.multiprocessors, run_.stream);
   });
+}
+
+RecordLists CudaGroup::found() const {
+  return {arrays_.records, record_stride(run_.plan), arrays_.record_count, arrays_.lost};
 }
 
 // A NaN: no certificate is made, and no score lies below it.
@@ -265,21 +317,13 @@ void CudaGroup::refine() {
   const ScopedLap timed = lap(&Stats::seconds_refine);
   if (slice_ == 0) forget_records();
   refine_lists(arrays_.count, arrays_.screened);
-  if (slice_ + 1 == run_.plan.key_slices) {
-    select_records(topk_, arrays_.kept, arrays_.kept_count);
-    check_tau();
-  } else if (slice_ == 0 || slice_ == 2) {
-    guess_tau();
-  }
+  if (slice_ + 1 == 1 || slice_ + 1 == kGuessSlices) guess_tau();
 }
 
-// The slices so far are an even sample of all keys, and their best scores are known. The score that K keys are expected to
-// reach, and some more for safety, is a better tau than witnesses prove where they are poor. It is no proof, so check_tau()
-// looks at the outcome. Records below it stay: which of those that equal it win is known only in the end.
+// The slices so far are a larger sample of all keys, and their best scores are known. Records below the new tau stay: which of
+// those that equal it win is known only in the end.
 void CudaGroup::guess_tau() {
-  constexpr double kDeviations = 5;  // of a random sample; an even one is no worse
-  const double share = static_cast<double>(topk_) * (slice_ + 1) / run_.plan.key_slices;
-  const int rank = static_cast<int>(std::ceil(share + kDeviations * (std::sqrt(share) + 1)));
+  const int rank = guessed_rank(topk_, static_cast<double>(run_.plan.key_slices) / (slice_ + 1));
   if (rank >= topk_) return;
   select_records(rank, arrays_.guess_kept, arrays_.guess_count);
   launch([&] {
@@ -308,32 +352,61 @@ void CudaGroup::check_tau() {
   });
 }
 
-// Scores of all keys, stored, and the `keep` best of them.
-void CudaGroup::score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count) {
+// Scores of the keys of a slice, stored, and the `keep` best of them.
+void CudaGroup::score_pass(const Inputs& in, const KeySlice& keys, const Rows& pass, std::int64_t rows, int keep, Record* kept,
+                           std::int32_t* kept_count) {
   const std::int64_t stride = run_.plan.full_keys;
-  // At least one slice, so that kept counts are set where there are no keys.
-  for (std::int64_t key = 0; key == 0 || key < run_.in.nk; key += stride) {
-    const std::int64_t key_end = std::min(run_.in.nk, key + stride);
-    const ScoreArgs score{run_.in, first_row_, rows, key, key_end, arrays_.scores, stride, pass};
+  // At least once, so that kept counts are set where there are no keys.
+  for (std::int64_t key = 0; key == 0 || key < keys.count; key += stride) {
+    const std::int64_t key_end = std::min<std::int64_t>(keys.count, key + stride);
+    const ScoreArgs score{in, first_row_, rows, keys, key, key_end, arrays_.scores, stride, pass};
     launch([&] { return launch_score(score, run_.multiprocessors, run_.stream); });
-    const SelectScoresArgs select{run_.in, first_row_, rows,     key,  key_end,    arrays_.scores,
+    const SelectScoresArgs select{in, first_row_, rows,     keys, key,        key_end, arrays_.scores,
                                   stride,  keep,       key == 0, kept, kept_count, pass};
     launch([&] { return launch_select_scores(select, run_.multiprocessors, run_.stream); });
   }
 }
 
+// Scores of all keys; those that reach tau become records.
+void CudaGroup::filter_pass(const Rows& pass) {
+  launch([&] {
+    return launch_score({.in = run_.in,
+                         .first_row = first_row_,
+                         .rows = rows_,
+                         .keys = every_key(run_.in.nk),
+                         .key_begin = 0,
+                         .key_end = run_.in.nk,
+                         .scores = nullptr,
+                         .score_stride = 0,
+                         .pass = pass,
+                         .tau = arrays_.tau,
+                         .found = found()},
+                        run_.multiprocessors, run_.stream);
+  });
+}
+
 // How many rows there are is known on the device only; passes beyond them end at once.
+void CudaGroup::store_pass(Rows pass) {
+  for (; pass.first < rows_; pass.first += run_.plan.full_queries) {
+    score_pass(run_.in, every_key(run_.in.nk), pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), topk_,
+               arrays_.kept, arrays_.kept_count);
+  }
+}
+
+// The last list: rows that are not screened (if `screened` is given), and those that are lost (if `lost` is).
+Rows CudaGroup::listed(const std::uint8_t* screened, const std::uint8_t* lost) {
+  launch([&] { return launch_lists({rows_, screened, lost, arrays_.list, arrays_.list_size}, run_.stream); });
+  return {.list = arrays_.list + kBudgetCount * rows_, .list_size = arrays_.list_size + kBudgetCount};
+}
+
 void CudaGroup::score_in_full() {
   const ScopedLap timed = lap(&Stats::seconds_score);
-  Rows rows;
-  if (is_dosa()) {
-    launch([&] { return launch_lists({rows_, arrays_.screened, arrays_.lost, arrays_.list, arrays_.list_size}, run_.stream); });
-    rows.list = arrays_.list + kBudgetCount * rows_;
-    rows.list_size = arrays_.list_size + kBudgetCount;
-  }
-  for (rows.first = 0; rows.first < rows_; rows.first += run_.plan.full_queries) {
-    score_pass(rows, std::min<std::int64_t>(run_.plan.full_queries, rows_ - rows.first), topk_, arrays_.kept, arrays_.kept_count);
-  }
+  if (method() == Method::dense) return store_pass({});
+  const bool sampled = samples(run_.plan);
+  if (sampled) filter_pass(is_dosa() ? listed(arrays_.screened, nullptr) : Rows{});
+  select_records(topk_, arrays_.kept, arrays_.kept_count);
+  check_tau();
+  store_pass(listed(sampled ? nullptr : arrays_.screened, arrays_.lost));
 }
 
 void CudaGroup::select() {
@@ -363,7 +436,8 @@ void CudaGroup::select() {
                          .budget = is_dosa() ? arrays_.budget : nullptr,
                          .screened = arrays_.screened,
                          .lost = arrays_.lost,
-                         .seed_count = arrays_.seed_count,
+                         .seed_count = is_dosa() && !samples(run_.plan) ? arrays_.seed_count : nullptr,
+                         .sample = samples(run_.plan) ? sample_of(run_.in.nk) : KeySlice{},
                          .counters = arrays_.counters},
                         run_.stream);
   });

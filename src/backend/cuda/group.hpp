@@ -36,10 +36,15 @@ class CudaGroup final : public QueryGroup {
 
  private:
   [[nodiscard]] ScopedLap lap(double Stats::* seconds) const { return {run_.clock, seconds, run_.stream}; }
-  [[nodiscard]] bool is_dosa() const { return run_.plan.options.method == Method::dosa; }
+  [[nodiscard]] Method method() const { return run_.plan.options.method; }
+  [[nodiscard]] bool is_dosa() const { return method() == Method::dosa; }
+  [[nodiscard]] RecordLists found() const;
   [[nodiscard]] CertifyInputs certify_inputs() const;
   template <class Launch>
   void launch(const Launch& launch_stage);
+  void take_sample();
+  void guess_tau_from_sample();
+  void expect_tau();
   void score_anchors();
   void choose_budgets();
   void take_witnesses();
@@ -49,7 +54,11 @@ class CudaGroup final : public QueryGroup {
   void select_records(int rank, Record* kept, std::int32_t* kept_count);
   void guess_tau();
   void check_tau();
-  void score_pass(const Rows& pass, std::int64_t rows, int keep, Record* kept, std::int32_t* kept_count);
+  void score_pass(const Inputs& in, const KeySlice& keys, const Rows& pass, std::int64_t rows, int keep, Record* kept,
+                  std::int32_t* kept_count);
+  void filter_pass(const Rows& pass);
+  void store_pass(Rows pass);
+  Rows listed(const std::uint8_t* screened, const std::uint8_t* lost);
 
   const Run& run_;
   const Arrays& arrays_;

@@ -78,7 +78,23 @@ __global__ __launch_bounds__(kThreads) void keys_kernel(KeysArgs args) {
   }
 }
 
+// Eight lanes a key.
+__global__ void __launch_bounds__(kThreads) gather_kernel(GatherArgs args) {
+  const int i = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / 8), part = static_cast<int>(threadIdx.x) % 8;
+  if (i >= args.keys.count) return;
+  const std::int64_t key = key_at(args.keys, i);
+  reinterpret_cast<uint4*>(args.to_k)[i * 8 + part] = reinterpret_cast<const uint4*>(args.k)[key * 8 + part];
+  if (part == 0) args.to_scale[i] = args.k_scale[key];
+}
+
 }  // namespace
+
+cudaError_t launch_gather(const GatherArgs& args, cudaStream_t stream) {
+  if (args.keys.count == 0) return cudaSuccess;
+  constexpr int kKeys = kThreads / 8;
+  gather_kernel<<<static_cast<unsigned>((args.keys.count + kKeys - 1) / kKeys), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
 
 cudaError_t launch_keys(const KeysArgs& args, cudaStream_t stream) {
   if (args.nk == 0) return cudaSuccess;

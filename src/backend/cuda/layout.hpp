@@ -80,6 +80,23 @@ struct ScoreShared {
   std::uint64_t unit_empty[2];
 };
 
+/// What a unit's records are made of.
+struct FilterQuery {
+  float tau;           // +inf: no records
+  std::int32_t row;    // of the slice
+  std::int32_t begin;  // visible keys of the unit
+  std::int32_t end;
+};
+
+/// Beside these, what the scores' filter keeps of a unit until its records are brought away.
+struct FilterShared : ScoreShared {
+  static constexpr int kRecords = 2048;  // of all queries together
+  static constexpr int kQueries = kColumns / 8;  // at most
+  alignas(16) FilterQuery query[2][kQueries];
+  std::int32_t record_count[2][kQueries];  // may exceed the room: what does not fit goes to memory at once
+  Record records[2][kRecords];
+};
+
 /// The screen's tile of one row budget. Columns: the retained heads of all its queries, query by query, then 16
 /// auxiliary columns for each group of 8 queries: (high, low) of its queries 0, 2, 4, 6, then of 1, 3, 5, 7, so that in
 /// accumulators lane c of a quad has the pairs of its own queries 2 c and 2 c + 1.

@@ -46,11 +46,26 @@ __device__ __forceinline__ float tau_of(Record kth) {
   return code_of(kth) == kNaNCode ? __uint_as_float(0xFF800000U) : score_of(kth);
 }
 
+__device__ __forceinline__ void append(const RecordLists& lists, std::int64_t row, std::int64_t at, Record record) {
+  if (at < lists.stride) {
+    lists.records[row * lists.stride + at] = record;
+  } else {
+    lists.lost[row] = 1;
+  }
+}
+
 /// Visible keys of one query.
 struct Visible {
   std::int64_t begin;
   std::int64_t end;
 };
+
+/// Their numbers in a slice of keys.
+__device__ __forceinline__ Visible visible_in(const KeySlice& keys, const std::int32_t* ks, const std::int32_t* ke, std::int64_t query) {
+  const std::int64_t begin = ks == nullptr ? 0 : keys_before(keys, ks[query]);
+  const std::int64_t end = ke == nullptr ? keys.count : keys_before(keys, ke[query]);
+  return {begin, max(begin, end)};
+}
 
 __device__ __forceinline__ Visible visible_keys(const Inputs& in, std::int64_t query) {
   const std::int64_t begin = in.ks == nullptr ? 0 : max(in.ks[query], 0);

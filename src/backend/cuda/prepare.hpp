@@ -20,6 +20,16 @@ struct KeysArgs {
 };
 cudaError_t launch_keys(const KeysArgs& args, cudaStream_t stream);
 
+/// gather: the keys of a slice, side by side.
+struct GatherArgs {
+  const std::uint8_t* k;  // e4m3 [nk][128], dense, 16-byte aligned
+  const float* k_scale;   // [nk]
+  KeySlice keys;
+  std::uint8_t* to_k;     // [keys.count][128]
+  float* to_scale;        // [keys.count]
+};
+cudaError_t launch_gather(const GatherArgs& args, cudaStream_t stream);
+
 /// Most winners of a list that are looked at.
 inline constexpr int kMaxWinners = 8192;
 
@@ -137,7 +147,8 @@ cudaError_t launch_choose(const ChooseArgs& args, cudaStream_t stream);
 /// certify: certificates of all rows, packed as launch_screen reads them.
 struct CertifyArgs {
   CertifyInputs inputs;
-  const std::uint8_t* budget;  // [rows] budget_at(...), or 0: not screened
+  const std::uint8_t* budget;  // [rows] budget_at(...), or 0: not screened,
+  std::int64_t min_context;    // nor are rows that see fewer keys
   std::uint8_t* bound_rows;    // e4m3 [rows][budget][128], row stride bound_stride
   std::int64_t bound_stride;   // bytes, a multiple of 16
   std::uint16_t* weight;       // bf16 [rows][budget - 2], row stride weight_stride
@@ -152,7 +163,7 @@ cudaError_t launch_certify(const CertifyArgs& args, cudaStream_t stream);
 /// lists: the rows of each budget, ascending, and those that are not screened.
 struct ListsArgs {
   std::int64_t rows;
-  const std::uint8_t* screened;  // [rows] as launch_certify leaves them
+  const std::uint8_t* screened;  // [rows] as launch_certify leaves them; or null: only lost rows are listed
   const std::uint8_t* lost;      // [rows] 1: not screened after all; or null
   std::int32_t* list;            // [kBudgetCount + 1][rows]; the last list: not screened
   std::int32_t* size;            // [kBudgetCount + 1]

@@ -14,9 +14,9 @@ inline constexpr double kSelectPrice = 0.95;
 inline constexpr double kBoundRowPrice = 0.24;
 
 /// One gathered key: compacted, scored in full, recorded, selected.
-constexpr double survivor_price(int heads) { return 28.0 + 0.2 * padded_heads(heads); }
+constexpr double survivor_price(int heads) { return 38.0 + 0.2 * padded_heads(heads); }
 
 /// One query's certificate: heads are ranked by sums over pairs of them.
-constexpr double certificate_price(int heads) { return padded_heads(heads) <= 32 ? 1e5 : 4e5; }
+constexpr double certificate_price(int heads) { return padded_heads(heads) <= 32 ? 7e4 : 2.2e5; }
 
 }  // namespace dosa::cuda

@@ -25,18 +25,13 @@ __device__ __forceinline__ void flush_records(Shared& shared, const RefineArgs& 
   constexpr int kQueries = Shared::Columns::kQueries;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kQueries && shared.record_count[thread] > 0) {
-    shared.record_base[thread] = atomicAdd(&args.record_count[first_row + thread], shared.record_count[thread]);
+    shared.record_base[thread] = atomicAdd(&args.found.count[first_row + thread], shared.record_count[thread]);
   }
   __syncthreads();
   for (int q = 0; q < kQueries; ++q) {
     const std::int64_t row = first_row + q;
     for (int i = thread; i < shared.record_count[q]; i += 128) {
-      const std::int64_t at = shared.record_base[q] + i;
-      if (at < args.record_stride) {
-        args.records[row * args.record_stride + at] = shared.records[q][i];
-      } else {
-        args.lost[row] = 1;
-      }
+      append(args.found, row, shared.record_base[q] + i, shared.records[q][i]);
     }
   }
   __syncthreads();

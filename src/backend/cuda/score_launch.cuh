@@ -11,18 +11,18 @@ namespace dosa::cuda {
 /// Keys of a unit of work: enough units for the last round of CTAs to cost little, few enough for queries to be brought rarely,
 /// and at most 4 MiB of keys, which stay in L2 until every CTA has read them.
 inline int chunk_keys(std::int64_t keys, std::int64_t tiles, int ctas) {
-  constexpr int kUnitsPerCta = 64;
+  constexpr int kUnitsPerCta = 48;
   constexpr int kRingKeys = ScoreShared::Shape::kRingKeys;
   const std::int64_t rings = (keys + kRingKeys - 1) / kRingKeys;
   const std::int64_t wanted = rings * tiles / (std::int64_t{kUnitsPerCta} * ctas);
-  return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, 32768 / kRingKeys)) * kRingKeys;
+  const std::int64_t chunks = (rings - 1) / std::clamp<std::int64_t>(wanted, 1, 32768 / kRingKeys) + 1;
+  return static_cast<int>((rings + chunks - 1) / chunks) * kRingKeys;
 }
 
-template <int kHeads>
-cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStream_t stream) {
-  constexpr int kTileRows = ScoreColumns<kHeads>::kQueries;
+template <class Columns, class Target>
+cudaError_t launch_score_to(const ScoreArgs& args, int multiprocessors, cudaStream_t stream) {
   const std::int64_t keys = args.key_end - args.key_begin;
-  const std::int64_t tiles = (args.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t tiles = (args.rows + Columns::kQueries - 1) / Columns::kQueries;
   if (keys <= 0 || tiles <= 0) return cudaSuccess;
   const int chunk = chunk_keys(keys, tiles, multiprocessors);
   const std::int64_t chunks = (keys + chunk - 1) / chunk;
@@ -30,10 +30,10 @@ cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStre
   if (units > INT32_MAX) return cudaErrorInvalidValue;
 
   CUtensorMap map;
-  cudaError_t error = make_key_map(map, args.in.k, args.in.nk, ScoreShared::kStageKeys);
+  cudaError_t error = make_key_map(map, args.in.k, args.keys.count, ScoreShared::kStageKeys);
   if (error != cudaSuccess) return error;
-  const auto kernel = score_kernel<kHeads>;
-  constexpr int kSharedBytes = sizeof(ScoreShared);
+  const auto kernel = score_kernel<Columns, Target>;
+  constexpr int kSharedBytes = sizeof(typename Target::Shared);
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
 
@@ -41,6 +41,13 @@ cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStre
   kernel<<<grid, ScoreShared::Shape::kThreads, kSharedBytes, stream>>>(
       map, ScoreWork{args, chunk, static_cast<int>(chunks)});
   return cudaGetLastError();
+}
+
+template <int kHeads>
+cudaError_t launch_score_as(const ScoreArgs& args, int multiprocessors, cudaStream_t stream) {
+  using Columns = ScoreColumns<kHeads>;
+  return args.scores != nullptr ? launch_score_to<Columns, StoredScores<Columns>>(args, multiprocessors, stream)
+                                : launch_score_to<Columns, FilteredScores<Columns>>(args, multiprocessors, stream);
 }
 
 }  // namespace dosa::cuda

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backend/cuda/layout.hpp"
+#include "backend/cuda/order.cuh"
 
 namespace dosa::cuda {
 
@@ -74,15 +75,18 @@ __device__ __forceinline__ LaneScores<Columns> sum_heads(const float (&dot)[Colu
   return scores;
 }
 
-/// Where a lane's scores go, stage after stage.
+/// Where a lane's scores go, stage after stage: to memory.
 template <class Columns>
-class ScoreTarget {
+class StoredScores {
   using Lane = LaneScores<Columns>;
 
  public:
-  /// `row` is the tile's first, `key` that of accumulator row g.
-  __device__ ScoreTarget(const ScoreArgs& args, int row, int key, int in_quad) : stride_(args.score_stride) {
-    const int first = row + Lane::query(in_quad);
+  using Shared = ScoreShared;
+  static constexpr bool kRecords = false;
+
+  /// `key` is that of accumulator row g.
+  __device__ StoredScores(Shared& shared, int buffer, const ScoreArgs& args, int key, int in_quad) : stride_(args.score_stride) {
+    const int first = shared.unit[buffer].row + Lane::query(in_quad);
     if constexpr (Lane::kHalves == 1) key += 8 * Lane::half(in_quad);
     rows_left_ = static_cast<int>(args.rows) - first;
     keys_left_ = rows_left_ > 0 ? static_cast<int>(args.key_end) - key : 0;
@@ -90,7 +94,7 @@ class ScoreTarget {
   }
 
   /// Of the keys `offset` further.
-  __device__ __forceinline__ void store(const LaneScores<Columns>& scores, int offset) const {
+  __device__ __forceinline__ void take(const Lane& scores, int offset) const {
 #pragma unroll
     for (int row = 0; row < Lane::kRows; ++row) {
 #pragma unroll
@@ -111,6 +115,82 @@ class ScoreTarget {
   std::int64_t stride_;
   int rows_left_;
   int keys_left_;
+};
+
+/// Or, where they are visible and not below tau, to records in shared memory.
+template <class Columns>
+class FilteredScores {
+  using Lane = LaneScores<Columns>;
+
+ public:
+  using Shared = FilterShared;
+  static constexpr bool kRecords = true;
+  static constexpr int kRoom = Shared::kRecords / Columns::kQueries;  // of a query
+
+  __device__ FilteredScores(Shared& shared, int buffer, const ScoreArgs& args, int key, int in_quad)
+      : shared_(shared), args_(args), buffer_(buffer), query_(Lane::query(in_quad)), key_(key) {
+    if constexpr (Lane::kHalves == 1) key_ += 8 * Lane::half(in_quad);
+    if constexpr (kHoldsTau) {
+#pragma unroll
+      for (int row = 0; row < Lane::kRows; ++row) tau_[row] = shared.query[buffer][query_ + row * Columns::kGroup].tau;
+    }
+    if (Columns::kGroup == 1 && in_quad >= 2) query_ = Columns::kQueries;  // another lane of the quad has the same score
+  }
+
+  __device__ __forceinline__ void take(const Lane& scores, int offset) const {
+    bool any = false;  // a NaN is not below anything
+#pragma unroll
+    for (int row = 0; row < Lane::kRows; ++row) {
+#pragma unroll
+      for (int half = 0; half < Lane::kHalves; ++half) any = any || !(scores.value[row][half] < tau(row));
+    }
+    if (any) record(scores, offset);
+  }
+
+  __device__ __forceinline__ void advance(int keys) { key_ += keys; }
+
+ private:
+  __device__ __forceinline__ void record(const Lane& scores, int offset) const {
+    if (query_ >= Columns::kQueries) return;
+#pragma unroll
+    for (int row = 0; row < Lane::kRows; ++row) {
+      const int query = query_ + row * Columns::kGroup;
+      const FilterQuery known = shared_.query[buffer_][query];
+      bool keep[Lane::kHalves];
+      int kept = 0;
+#pragma unroll
+      for (int half = 0; half < Lane::kHalves; ++half) {
+        const int key = key_ + offset + 8 * half;
+        keep[half] = key >= known.begin && key < known.end && !(scores.value[row][half] < known.tau);
+        kept += keep[half] ? 1 : 0;
+      }
+      if (kept == 0) continue;
+      int at = atomicAdd(&shared_.record_count[buffer_][query], kept);
+#pragma unroll
+      for (int half = 0; half < Lane::kHalves; ++half) {
+        if (!keep[half]) continue;
+        const Record found = make_record(scores.value[row][half], static_cast<std::uint32_t>(key_ + offset + 8 * half));
+        if (at < kRoom) {
+          shared_.records[buffer_][query * kRoom + at++] = found;
+        } else {
+          append(args_.found, known.row, atomicAdd(&args_.found.count[known.row], 1), found);
+        }
+      }
+    }
+  }
+
+  static constexpr bool kHoldsTau = Lane::kRows <= 2;  // in registers, if there are enough
+
+  [[nodiscard]] __device__ __forceinline__ float tau(int row) const {
+    return kHoldsTau ? tau_[row] : shared_.query[buffer_][query_ + row * Columns::kGroup].tau;
+  }
+
+  Shared& shared_;
+  const ScoreArgs& args_;
+  int buffer_;
+  int query_;
+  int key_;
+  float tau_[kHoldsTau ? Lane::kRows : 1];
 };
 
 }  // namespace dosa::cuda

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/cuda/layout.hpp"
+#include "backend/cuda/order.cuh"
 #include "backend/cuda/ptx.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -40,8 +41,9 @@ __device__ __forceinline__ void bring_bounds(ScreenShared<kBudget>& shared, cons
     if (lane < Tile::kQueries && at < listed) {
       mine.row = args.list[at];
       const std::int64_t query = args.first_row + mine.row;
-      mine.begin = args.ks != nullptr ? keys_before(args.keys, args.ks[query]) : 0;
-      mine.end = args.ke != nullptr ? keys_before(args.keys, args.ke[query]) : args.keys.count;
+      const Visible visible = visible_in(args.keys, args.ks, args.ke, query);
+      mine.begin = static_cast<int>(visible.begin);
+      mine.end = static_cast<int>(visible.end);
     }
     const bool sees = max(mine.begin, chunk_begin) < min(mine.end, chunk_end);
     const int begin = __reduce_min_sync(0xFFFFFFFFU, sees ? max(mine.begin, chunk_begin) : chunk_end);

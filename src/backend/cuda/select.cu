@@ -392,7 +392,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kerne
   if (r >= count_of(args.pass, args.rows)) return;
   const std::int64_t slice_row = row_of(args.pass, r);
   const std::int64_t place = place_of(args.pass, slice_row);
-  const Visible visible = visible_keys(args.in, args.first_row + slice_row);
+  const Visible visible = visible_in(args.keys, args.in.ks, args.in.ke, args.first_row + slice_row);
   const std::int64_t begin = max(visible.begin, args.key_begin);
   const std::int64_t end = min(visible.end, args.key_end);
   std::int32_t* kept_count = args.kept_count + place;

@@ -37,6 +37,27 @@ struct Rows {
   const std::int32_t* list_size = nullptr;  // [1]; the pass takes list[first], list[first + 1], ... as far as there are
 };
 
+/// Keys of a slice: phase, phase + period, ... A period above 1 makes a slice an even sample of all keys.
+struct KeySlice {
+  int phase = 0;
+  int period = 1;
+  int count = 0;
+};
+
+constexpr KeySlice slice_of(std::int64_t nk, int phase, int period) {
+  return {phase, period, nk > phase ? static_cast<int>((nk - phase + period - 1) / period) : 0};
+}
+constexpr KeySlice every_key(std::int64_t nk) { return slice_of(nk, 0, 1); }
+
+/// The number of key `i` of a slice.
+constexpr std::int64_t key_at(const KeySlice& slice, std::int64_t i) { return i * slice.period + slice.phase; }
+
+/// How many keys of the slice come before `key`.
+constexpr int keys_before(const KeySlice& slice, std::int64_t key) {
+  const std::int64_t before = key <= slice.phase ? 0 : (key - slice.phase + slice.period - 1) / slice.period;
+  return before < slice.count ? static_cast<int>(before) : slice.count;
+}
+
 /// What a run counts on the device; the first bytes of its workspace.
 struct Counters {
   std::uint64_t clamped_rows;  // ks or ke outside [0, nk]
@@ -67,28 +88,42 @@ struct CountArgs {
   std::int64_t min_context;
   const std::uint8_t* budget;      // [rows] as launch_choose leaves them, or null: the method scores in full
   const std::uint8_t* screened;    // [rows] as launch_certify leaves them
-  const std::uint8_t* lost;        // [rows] raised by launch_compact, launch_refine and launch_check_tau
-  const std::int32_t* seed_count;  // [groups of group_rows(heads) rows]
+  const std::uint8_t* lost;        // [rows] raised by launch_score, launch_compact, launch_refine and launch_check_tau; or null
+  const std::int32_t* seed_count;  // [groups of group_rows(heads) rows] witnesses, or null:
+  KeySlice sample;                 // tau came from these keys
   Counters* counters;
 };
 cudaError_t launch_count(const CountArgs& args, cudaStream_t stream);
 
-/// score: reference scores (sm90 arithmetic, bit for bit reference_score(ReferenceScorer::sm90, ...)) of the keys
-/// [key_begin, key_end) for the rows of a pass.
+/// Records are the host's (select/records.hpp): order_code(score) << 32 | id << 1 | negative zero; ascending is best first.
+using Record = std::uint64_t;
+
+/// Records of rows, and how many there were.
+struct RecordLists {
+  Record* records = nullptr;  // [rows][stride]
+  std::int64_t stride = 0;
+  std::int32_t* count = nullptr;  // [rows], raised; what exceeds `stride` was not recorded
+  std::uint8_t* lost = nullptr;   // [rows] raised to 1 where there were more records than `stride`
+};
+
+/// score: reference scores (sm90 arithmetic, bit for bit reference_score(ReferenceScorer::sm90, ...)) of the keys number
+/// [key_begin, key_end) of a slice for the rows of a pass. They are stored; or those of visible keys that are not below tau become
+/// records, and no others are kept.
 struct ScoreArgs {
-  Inputs in;
+  Inputs in;               // k and k_scale hold the keys of the slice alone
   std::int64_t first_row;
   std::int64_t rows;       // of the pass, at most
+  KeySlice keys;
   std::int64_t key_begin;  // a multiple of 64
   std::int64_t key_end;
   float* scores;           // [rows][score_stride]: score of key i at i - key_begin; cells outside the visible range: unspecified
   std::int64_t score_stride;
   Rows pass = {};
+  // Where scores is null:
+  const float* tau = nullptr;  // [rows of the slice]; -inf: every score becomes a record
+  RecordLists found = {};      // at rows of the slice; ids are key numbers
 };
 cudaError_t launch_score(const ScoreArgs& args, int multiprocessors, cudaStream_t stream);
-
-/// Records are the host's (select/records.hpp): order_code(score) << 32 | id << 1 | negative zero; ascending is best first.
-using Record = std::uint64_t;
 
 /// select over stored scores: per row of a pass, the min(K, visible) first of [key_begin, key_end) and of the records kept so
 /// far, in the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution.
@@ -96,6 +131,7 @@ struct SelectScoresArgs {
   Inputs in;
   std::int64_t first_row;
   std::int64_t rows;
+  KeySlice keys;           // ids are key numbers of it
   std::int64_t key_begin;
   std::int64_t key_end;
   const float* scores;     // as launch_score writes them
@@ -133,26 +169,6 @@ constexpr std::int64_t mask_key(std::int64_t word, int bit) {
   const int in_run = static_cast<int>(word % kMaskRunWords);
   const int step = 31 - bit;
   return word / kMaskRunWords * kMaskRun + step / 2 * 64 + in_run / 8 * 16 + step % 2 * 8 + in_run % 8;
-}
-
-/// Keys of a slice: phase, phase + period, ... A period above 1 makes every slice an even sample of all keys.
-struct KeySlice {
-  int phase = 0;
-  int period = 1;
-  int count = 0;
-};
-
-constexpr KeySlice slice_of(std::int64_t nk, int phase, int period) {
-  return {phase, period, static_cast<int>((nk - phase + period - 1) / period)};
-}
-
-/// The number of key `i` of a slice.
-constexpr std::int64_t key_at(const KeySlice& slice, std::int64_t i) { return i * slice.period + slice.phase; }
-
-/// How many keys of the slice come before `key`.
-constexpr int keys_before(const KeySlice& slice, std::int64_t key) {
-  const std::int64_t before = key <= slice.phase ? 0 : (key - slice.phase + slice.period - 1) / slice.period;
-  return before < slice.count ? static_cast<int>(before) : slice.count;
 }
 
 /// screen: the bound of every key of a slice against tau, for the listed rows, all of one row budget
@@ -226,10 +242,7 @@ struct RefineArgs {
   const std::int32_t* count;     // [groups]
   const std::uint8_t* screened;  // [rows] 0: no records are wanted; or null (of all)
   const float* tau;              // [rows]; NaN or -inf: keep everything
-  Record* records;               // [rows][record_stride]
-  std::int64_t record_stride;
-  std::int32_t* record_count;    // [rows], raised by the kernel
-  std::uint8_t* lost;            // [rows] raised to 1 where there were more records than record_stride
+  RecordLists found;
 };
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "backend/cuda/prepare.hpp"
@@ -29,9 +30,36 @@ constexpr std::int64_t seed_stride(int topk) { return max_witnesses(topk, anchor
 /// Lists have room for one of so many keys of each group of rows: neighbours together keep more than one row does.
 inline constexpr std::int64_t kListShare = 2;
 
-/// Records of a row: all witnesses, later what reaches tau. Below a poor one there may be many more than K in the first slice.
-constexpr std::int64_t record_stride(const Plan& plan) {
-  return std::min(seed_stride(plan.shape.topk) + 2 * std::int64_t{plan.shape.topk}, std::max<std::int64_t>(plan.shape.nk, 1));
+/// The keys whose scores tau is guessed from: few enough to cost little, enough for the guess to be near.
+constexpr KeySlice sample_of(std::int64_t nk) {
+  constexpr std::int64_t kFewest = 4096, kLongestStep = 64;
+  const int step = static_cast<int>(std::clamp<std::int64_t>(nk / kFewest, 1, kLongestStep));
+  return slice_of(nk, step / 2, step);
+}
+
+/// The rank that the K-th of all keys is expected to have in an even sample of one key of `step`, and some more for safety:
+/// so many standard deviations of a random sample; an even one is no worse.
+inline int guessed_rank(int topk, double step) {
+  constexpr double kDeviations = 4;
+  const double share = topk / step;
+  return static_cast<int>(std::min<double>(topk, std::ceil(share + kDeviations * (std::sqrt(share) + 1))));
+}
+
+/// Does the plan guess tau from a sample? The other policies take witnesses for rows that are screened.
+constexpr bool samples(const Plan& plan) {
+  const SeedPolicy seeds = plan.options.seeds;
+  return plan.options.method == Method::fused || (plan.options.method == Method::dosa && (seeds == SeedPolicy::automatic || seeds == SeedPolicy::sample));
+}
+
+/// Records of a row: as many scores as reach a tau that is guessed from a sample, with four standard deviations to spare; or all
+/// witnesses, and later what reaches the tau that they prove. Below a poor one there may be many more than K in the first slice.
+inline std::int64_t record_stride(const Plan& plan) {
+  const int topk = plan.shape.topk;
+  const int step = sample_of(plan.shape.nk).period;
+  const double rank = guessed_rank(topk, step);
+  const auto reached = static_cast<std::int64_t>(step * (rank + 4 * (std::sqrt(rank) + 2)));
+  const std::int64_t wanted = samples(plan) ? std::max<std::int64_t>(reached, topk) : seed_stride(topk) + 2 * std::int64_t{topk};
+  return std::min(wanted, std::max<std::int64_t>(plan.shape.nk, 1));
 }
 
 constexpr int kWidestBudget = budget_at(kBudgetCount - 1);
@@ -41,7 +69,17 @@ struct Arrays {
   Counters* counters;
   Record* kept;              // [rows][topk]
   std::int32_t* kept_count;  // [rows]
-  float* scores;             // [full_queries][full_keys]; shares its place with what screening lists
+  float* scores;             // [full_queries][full_keys]; shares its place with lists and records
+
+  // fused and dosa
+  float* tau;                  // [rows]
+  std::uint8_t* lost;          // [rows]
+  std::int32_t* list;          // [kBudgetCount + 1][rows]
+  std::int32_t* list_size;     // [kBudgetCount + 1]
+  std::int32_t* record_count;  // [rows]
+  Record* records;             // [rows][record_stride]
+  std::uint8_t* sample_k;      // [keys of the sample][128]
+  float* sample_scale;         // [keys of the sample]
 
   // dosa alone
   float* rho;             // [key_slices][slice_keys]
@@ -55,26 +93,20 @@ struct Arrays {
   std::int32_t* predicted;    // [anchors][kBudgetCount]
   std::int32_t* sampled;      // [anchors]
 
-  float* tau;                // [rows]
   std::uint8_t* budget;      // [rows]
   std::uint8_t* screened;    // [rows]
-  std::uint8_t* lost;        // [rows]
   std::uint8_t* bound_rows;  // [rows][kWidestBudget][128]
   std::uint16_t* weight;     // [rows][kWidestBudget]
   float* c;                  // [rows]
   float* sigma;              // [rows][2]
   float* lowered;            // [rows] the screen's tau
-  std::int32_t* list;        // [kBudgetCount + 1][rows]
-  std::int32_t* list_size;   // [kBudgetCount + 1]
   std::int32_t* seed_count;  // [rows], of groups of rows
   std::int64_t* offset;      // [rows], of groups of rows
   std::int32_t* count;       // [rows], of groups of rows
-  std::int32_t* record_count;  // [rows]
   Record* guess_kept;          // [rows][rank], rank < topk; where there are slices
   std::int32_t* guess_count;   // [rows]
 
   std::int32_t* ids;    // witnesses [groups][seed_stride], later survivors [list_capacity]
-  Record* records;      // [rows][record_stride] of witnesses, later of all slices
   std::uint32_t* mask;  // [rows][mask_words(slice_keys)]
 
   std::size_t bytes;
@@ -86,14 +118,24 @@ struct Arrays {
     counters = carver.take<Counters>(1);
     kept = carver.take<Record>(rows * plan.shape.topk);
     kept_count = carver.take<std::int32_t>(rows);
+    if (plan.options.method != Method::dense) {
+      tau = carver.take<float>(rows);
+      lost = carver.take<std::uint8_t>(rows);
+      list = carver.take<std::int32_t>((kBudgetCount + 1) * rows);
+      list_size = carver.take<std::int32_t>(kBudgetCount + 1);
+      record_count = carver.take<std::int32_t>(rows);
+      const std::int64_t keys = samples(plan) ? sample_of(plan.shape.nk).count : 0;
+      sample_k = carver.take<std::uint8_t>(keys * kDim);
+      sample_scale = carver.take<float>(keys);
+    }
     if (plan.options.method == Method::dosa) take_certificates(carver, plan);
-    // Screening is over before rows are scored in full, and anchors are before it begins.
+    // Scores are stored before anything is recorded, for a sample or anchors, and after everything is selected, of lost rows.
     bytes_beside_lists = carver.used();
     Carver lists = carver;
+    if (plan.options.method != Method::dense) records = lists.take<Record>(rows * record_stride(plan));
     if (plan.options.method == Method::dosa) {
       mask = lists.take<std::uint32_t>(rows * mask_words(plan.slice_keys));
       ids = lists.take<std::int32_t>(plan.list_capacity);
-      records = lists.take<Record>(rows * record_stride(plan));
       guess_kept = lists.take<Record>(plan.key_slices > 1 ? rows * plan.shape.topk : 0);
     }
     scores = carver.take<float>(std::int64_t{plan.full_queries} * plan.full_keys);
@@ -115,21 +157,16 @@ struct Arrays {
     winner_count = carver.take<std::int32_t>(anchors);
     predicted = carver.take<std::int32_t>(anchors * kBudgetCount);
     sampled = carver.take<std::int32_t>(anchors);
-    tau = carver.take<float>(rows);
     budget = carver.take<std::uint8_t>(rows);
     screened = carver.take<std::uint8_t>(rows);
-    lost = carver.take<std::uint8_t>(rows);
     bound_rows = carver.take<std::uint8_t>(rows * kWidestBudget * kDim);
     weight = carver.take<std::uint16_t>(rows * kWidestBudget);
     c = carver.take<float>(rows);
     sigma = carver.take<float>(2 * rows);
     lowered = carver.take<float>(rows);
-    list = carver.take<std::int32_t>((kBudgetCount + 1) * rows);
-    list_size = carver.take<std::int32_t>(kBudgetCount + 1);
     seed_count = carver.take<std::int32_t>(rows);
     offset = carver.take<std::int64_t>(rows);
     count = carver.take<std::int32_t>(rows);
-    record_count = carver.take<std::int32_t>(rows);
     guess_count = carver.take<std::int32_t>(rows);
   }
 };
