@@ -269,6 +269,68 @@ TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
   }
 }
 
+// Several slices of queries and of keys, rows that see nothing of each other's keys, rows that see nothing at all.
+TEST(CudaBackend, RaggedRowsInManySlices) {
+  SKIP_WITHOUT_GPU();
+  for (const int heads : {32, 64}) {
+    Case c = random_case(7, 300, 1 << 17, heads, 128, 256);
+    make_ragged(c, 3);
+    for (std::size_t i = 0; i < c.ke.size(); i += 3) {  // disjoint thirds
+      c.ks[i] = static_cast<std::int32_t>(i / 3 % 3) * 40000;
+      c.ke[i] = c.ks[i] + 40000;
+    }
+    const std::vector<std::uint32_t> want = dense_result(c.problem());
+    for (const Method method : {Method::fused, Method::dosa}) {
+      Options options = cuda_options(method);
+      bool sliced_rows = false, sliced_keys = false;
+      for (options.memory_budget = std::int64_t{64} << 20;; options.memory_budget = options.memory_budget / 4 * 3) {
+        if (!Indexer::create(options)->plan(shape_of(c.problem()))) break;  // too little for anything
+        OnDevice run(c.problem(), options);
+        sliced_rows = sliced_rows || run.plan.tile_queries < c.nq;
+        sliced_keys = sliced_keys || run.plan.key_slices > 1;
+        run.enqueue();
+        EXPECT_EQ(run.result(), want) << heads << " " << describe(options);
+        const Stats stats = run.counters();
+        EXPECT_EQ(stats.path.empty + stats.path.short_rows + stats.path.dosa + stats.path.full + stats.path.full_context +
+                      stats.path.full_loose + stats.path.full_exempt,
+                  c.nq);
+      }
+      EXPECT_TRUE(sliced_rows) << describe(options);
+      EXPECT_EQ(sliced_keys, method == Method::dosa) << describe(options);
+    }
+  }
+}
+
+// tau is guessed between slices inside the graph.
+TEST(CudaBackend, AGraphOfManySlicesFollowsItsLengths) {
+  SKIP_WITHOUT_GPU();
+  Case c = random_case(8, 64, 1 << 18, 32, 128, 256);
+  make_causal(c);
+  Options options = cuda_options(Method::dosa);
+  options.memory_budget = std::int64_t{12} << 20;
+  OnDevice run(c.problem(), options);
+  ASSERT_GT(run.plan.key_slices, 1);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  run.enqueue(stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (int replay = 0; replay < 4; ++replay) {
+    ASSERT_EQ(cudaMemcpy(const_cast<void*>(run.copy->problem().ke.data), c.ke.data(), c.ke.size() * 4, cudaMemcpyHostToDevice),
+              cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    ASSERT_EQ(run.result(), dense_result(c.problem())) << "replay " << replay;
+    for (auto& end : c.ke) end -= end / (replay + 2);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 TEST(CudaBackend, TwoStreamsDoNotMeet) {
   SKIP_WITHOUT_GPU();
   const auto small = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");

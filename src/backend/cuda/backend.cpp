@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kKeyAlign = 1024;         // slices of keys start at multiples of this
 constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query tiles at any number of heads
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
+constexpr std::int64_t kFewestFused = 256 * 1024;  // keys: below, the sample costs what stores do
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
 constexpr std::int64_t kFewestQueries = 256;     // fewer are scored in full by `automatic`
 constexpr std::int64_t kMostSlices = 12;         // of keys, unless memory is short,
@@ -60,7 +61,9 @@ void CudaBackend::resolve_method(Plan& plan) const {
   } else if (shape.nq < kFewestQueries) {
     plan.reason = fmt::format("dense: {} queries, fewer than {}", shape.nq, kFewestQueries);
   } else if (shape.heads > kMaxCertifiedHeads) {
-    plan.reason = fmt::format("dense: {} heads; certificates are made for at most {}", shape.heads, kMaxCertifiedHeads);
+    if (shape.nk >= kFewestFused) options.method = Method::fused;
+    plan.reason = fmt::format("{}: {} heads; certificates are made for at most {}",
+                              options.method == Method::fused ? "fused" : "dense", shape.heads, kMaxCertifiedHeads);
   } else {
     options.method = Method::dosa;
     plan.reason = "dosa, except for rows whose certificate is predicted to be too loose";
@@ -132,9 +135,9 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   plan.implementation = "sm90a";
   resolve_method(plan);
   bool found = slice_queries(plan);
-  if (!found && options_.method == Method::automatic && plan.options.method == Method::dosa) {
+  if (!found && options_.method == Method::automatic && plan.options.method != Method::dense) {
+    plan.reason = fmt::format("dense: records of one slice of queries do not fit memory_budget {}", options_.memory_budget);
     plan.options.method = Method::dense;
-    plan.reason = fmt::format("dense: method dosa does not fit memory_budget {}", options_.memory_budget);
     found = slice_queries(plan);
   }
   if (!found) {

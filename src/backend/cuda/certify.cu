@@ -21,7 +21,7 @@ __device__ bool prepare(CertifyShared<kHeads>& shared, const CertifyInputs& args
   form_gram(shared);
   total = measure_heads(shared);
   if (!(total <= 0x1p60)) return false;
-  gather_statistics(shared);
+  gather_statistics(shared, args.in.k);
   if (threadIdx.x < 32) rank_heads(shared, least);
   __syncthreads();
   return true;
@@ -67,7 +67,7 @@ __device__ void write_certificate(CertifyShared<kHeads>& shared, const CertifyAr
 }
 
 template <int kHeads>
-__global__ __launch_bounds__(kThreads) void certify_kernel(CertifyArgs args) {
+__global__ __launch_bounds__(kThreads, 4) void certify_kernel(CertifyArgs args) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<CertifyShared<kHeads>*>(memory);
   const std::int64_t first = blockIdx.x * std::int64_t{kPanelRows};
@@ -93,10 +93,14 @@ __global__ __launch_bounds__(kThreads) void certify_kernel(CertifyArgs args) {
 // plan
 
 template <int kHeads>
+struct PredictShared : CertifyShared<kHeads> {
+  float dot[kHeads][CertifyShape<kHeads>::kPanel + 1];  // of heads with sampled keys
+};
+
+template <int kHeads>
 __global__ __launch_bounds__(kThreads) void predict_kernel(PredictArgs args) {
-  using Shape = CertifyShape<kHeads>;
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<CertifyShared<kHeads>*>(memory);
+  auto& shared = *reinterpret_cast<PredictShared<kHeads>*>(memory);
   const CertifyInputs& inputs = args.inputs;
   const std::int64_t sample = blockIdx.x;
   const std::int64_t r = args.first + sample * args.stride;
@@ -116,15 +120,14 @@ __global__ __launch_bounds__(kThreads) void predict_kernel(PredictArgs args) {
 
   // Dots of the heads with the sampled keys, kept: every budget needs them.
   float x[kHeads / 16][4][4];
-  panel_dots(shared, x);
+  panel_dots(shared, inputs.in.k, x);
 #pragma unroll
   for (int m = 0; m < kHeads / 16; ++m) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        shared.wide[(m * 16 + i / 2 * 8 + lane / 4) * Shape::kWide + warp * 32 + n * 8 + lane % 4 * 2 + i % 2] =
-            x[m][n][i];
+        shared.dot[m * 16 + i / 2 * 8 + lane / 4][warp * 32 + n * 8 + lane % 4 * 2 + i % 2] = x[m][n][i];
       }
     }
   }
@@ -134,7 +137,7 @@ __global__ __launch_bounds__(kThreads) void predict_kernel(PredictArgs args) {
     const Built built = build(shared, inputs.in.heads, budget_at(b) - 2, inputs.base, inputs.allowances, total);
     float body = built.c * rho;
     for (int h = 0; h < kHeads; ++h) {
-      const float dot = shared.wide[h * Shape::kWide + t];
+      const float dot = shared.dot[h][t];
       if (contains(built.retained, h)) {
         const auto weight = static_cast<std::uint32_t>(hopper_weight(shared.coefficient[h]));
         body += __uint_as_float(weight << 16) * fmaxf(dot, 0.0F);
@@ -198,9 +201,9 @@ __global__ __launch_bounds__(1024) void lists_kernel(ListsArgs args) {
   if (threadIdx.x == 0) args.size[which] = size;
 }
 
-template <int kHeads, class Args>
+template <class Shared, class Args>
 cudaError_t launch(void (*kernel)(Args), const Args& args, std::int64_t blocks, cudaStream_t stream) {
-  constexpr int bytes = sizeof(CertifyShared<kHeads>);
+  constexpr int bytes = sizeof(Shared);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(args);
@@ -214,8 +217,8 @@ cudaError_t launch_predict(const PredictArgs& args, cudaStream_t stream) {
   if (samples <= 0) return cudaSuccess;
   if (args.inputs.in.heads > kMaxCertifiedHeads)
     return cudaMemsetAsync(args.sampled, 0, samples * sizeof(std::int32_t), stream);
-  return args.inputs.in.heads <= 32 ? launch<32>(predict_kernel<32>, args, samples, stream)
-                                    : launch<64>(predict_kernel<64>, args, samples, stream);
+  return args.inputs.in.heads <= 32 ? launch<PredictShared<32>>(predict_kernel<32>, args, samples, stream)
+                                    : launch<PredictShared<64>>(predict_kernel<64>, args, samples, stream);
 }
 
 cudaError_t launch_choose(const ChooseArgs& args, cudaStream_t stream) {
@@ -230,8 +233,8 @@ cudaError_t launch_certify(const CertifyArgs& args, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   if (args.inputs.in.heads > kMaxCertifiedHeads) return cudaMemsetAsync(args.screened, 0, rows, stream);
   const std::int64_t groups = (rows + kPanelRows - 1) / kPanelRows;
-  return args.inputs.in.heads <= 32 ? launch<32>(certify_kernel<32>, args, groups, stream)
-                                    : launch<64>(certify_kernel<64>, args, groups, stream);
+  return args.inputs.in.heads <= 32 ? launch<CertifyShared<32>>(certify_kernel<32>, args, groups, stream)
+                                    : launch<CertifyShared<64>>(certify_kernel<64>, args, groups, stream);
 }
 
 cudaError_t launch_lists(const ListsArgs& args, cudaStream_t stream) {

@@ -22,7 +22,6 @@ struct CertifyShape {
   static constexpr int kPanel = 128;         // sampled keys, one a thread
   static constexpr int kFocusShare = 4;      // the best quarter of them are the keys that matter
   static constexpr int kFewestKeys = 32;     // fewer are no sample
-  static constexpr int kWide = kDim + 4;     // floats of a decoded row: 16-byte loads of 8 rows meet no bank twice
   static constexpr int kBytes = kDim + 16;   // bytes of an encoded row: 4-byte loads of 8 rows meet no bank twice
   static constexpr int kRows = kHeads + 16;  // heads, high, low, zero rows up to a whole tile
   static constexpr int kHigh = kHeads;
@@ -35,10 +34,10 @@ struct CertifyShape {
 template <int kHeads>
 struct CertifyShared {
   using Shape = CertifyShape<kHeads>;
-  alignas(16) float wide[kHeads * Shape::kWide];  // decoded heads, then z of the elimination, then panel dots
   alignas(16) std::uint8_t rows[Shape::kRows][Shape::kBytes];  // encoded heads, then the auxiliary pair
-  alignas(16) std::uint8_t panel[Shape::kPanel][Shape::kBytes];
   float gram[kHeads][kHeads + 1];
+  float z[kHeads][kHeads + 1];  // of the elimination
+  std::int32_t panel[Shape::kPanel];  // keys
   float panel_alpha[Shape::kPanel];  // 0 for keys that are exempt or absent
   float panel_rho[Shape::kPanel];
   alignas(16) float panel_score[Shape::kPanel];
@@ -169,11 +168,9 @@ __device__ void load_panel(CertifyShared<kHeads>& shared, const CertifyInputs& a
       rho = args.rho[at];
     }
   }
+  shared.panel[i] = static_cast<std::int32_t>(key);
   shared.panel_alpha[i] = alpha;
   shared.panel_rho[i] = rho;
-  auto* to = reinterpret_cast<uint4*>(shared.panel[i]);
-  const auto* from = reinterpret_cast<const uint4*>(args.in.k + key * kDim);
-  for (int part = 0; part < kDim / 16; ++part) to[part] = alpha != 0 ? from[part] : uint4{};
   if (i == 0) shared.panel_keys = count;
   __syncthreads();
 }
@@ -181,7 +178,7 @@ __device__ void load_panel(CertifyShared<kHeads>& shared, const CertifyInputs& a
 // -------------------------------------------------------------------------------------------------------------- the
 // heads
 
-/// All threads: the query's rows and weights, decoded and encoded. False if a weight is not finite or a byte is NaN.
+/// All threads: the query's rows and weights. False if a weight is not finite or a byte is NaN.
 template <int kHeads>
 __device__ bool load_heads(CertifyShared<kHeads>& shared, const CertifyInputs& args, std::int64_t r) {
   using Shape = CertifyShape<kHeads>;
@@ -198,7 +195,6 @@ __device__ bool load_heads(CertifyShared<kHeads>& shared, const CertifyInputs& a
     for (int j = 0; j < 4; ++j) {
       const float2 low = decode_pair(words[j]), high = decode_pair(words[j] >> 16);
       bad = bad || !(low.x + low.y + high.x + high.y < 1e30F);
-      reinterpret_cast<float4*>(shared.wide + head * Shape::kWide)[part * 4 + j] = {low.x, low.y, high.x, high.y};
     }
   }
   if (threadIdx.x < kHeads) {
@@ -207,6 +203,12 @@ __device__ bool load_heads(CertifyShared<kHeads>& shared, const CertifyInputs& a
     bad = bad || !(fabsf(w) <= 3.4028235e38F);
   }
   return __syncthreads_or(bad) == 0;
+}
+
+__device__ __forceinline__ float4 decode_four(const std::uint8_t* bytes) {
+  const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(bytes);
+  const float2 low = decode_pair(four), high = decode_pair(four >> 16);
+  return {low.x, low.y, high.x, high.y};
 }
 
 /// All threads: the Gram matrix, by f32 chains over 32 components, four of them summed.
@@ -226,11 +228,11 @@ __device__ void form_gram(CertifyShared<kHeads>& shared) {
       float4 right[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        right[j] = *reinterpret_cast<const float4*>(shared.wide + (column + j * kColumns) * Shape::kWide + d);
+        right[j] = decode_four(shared.rows[column + j * kColumns] + d);
       }
 #pragma unroll
       for (int i = 0; i < kTall; ++i) {
-        const float4 left = *reinterpret_cast<const float4*>(shared.wide + (band + i * kBands) * Shape::kWide + d);
+        const float4 left = decode_four(shared.rows[band + i * kBands] + d);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           part[i][j] = fmaf(left.x, right[j].x, part[i][j]);
@@ -276,8 +278,11 @@ __device__ double measure_heads(CertifyShared<kHeads>& shared) {
 /// All threads: dots of all heads with the warp's 32 sampled keys. Lane 4 g + c holds heads 16 m + g (elements 0, 1)
 /// and + 8 (2, 3), keys 8 n + 2 c and + 1.
 template <int kHeads>
-__device__ __forceinline__ void panel_dots(const CertifyShared<kHeads>& shared, float (&x)[kHeads / 16][4][4]) {
+__device__ __forceinline__ void panel_dots(const CertifyShared<kHeads>& shared, const std::uint8_t* k, float (&x)[kHeads / 16][4][4]) {
   const int g = static_cast<int>(threadIdx.x) % 32 / 4, keys = static_cast<int>(threadIdx.x) / 32 * 32;
+  const std::uint8_t* key_row[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) key_row[n] = k + std::int64_t{shared.panel[keys + n * 8 + g]} * kDim;
 #pragma unroll
   for (int m = 0; m < kHeads / 16; ++m) {
 #pragma unroll
@@ -289,7 +294,7 @@ __device__ __forceinline__ void panel_dots(const CertifyShared<kHeads>& shared, 
   for (int d = 0; d < kDim; d += 16) {
     uint2 key[4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) key[n] = fragment(shared.panel[keys + n * 8 + g], d);
+    for (int n = 0; n < 4; ++n) key[n] = fragment(key_row[n], d);
 #pragma unroll
     for (int m = 0; m < kHeads / 16; ++m) {
       const uint2 upper = fragment(shared.rows[m * 16 + g], d), lower = fragment(shared.rows[m * 16 + 8 + g], d);
@@ -301,12 +306,12 @@ __device__ __forceinline__ void panel_dots(const CertifyShared<kHeads>& shared, 
 
 /// All threads: what the best-scoring quarter of the sampled keys says of each head, and the mean norm of those keys.
 template <int kHeads>
-__device__ void gather_statistics(CertifyShared<kHeads>& shared) {
+__device__ void gather_statistics(CertifyShared<kHeads>& shared, const std::uint8_t* k) {
   using Shape = CertifyShape<kHeads>;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4,
             c = lane % 4;
   float x[kHeads / 16][4][4];
-  panel_dots(shared, x);
+  panel_dots(shared, k, x);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll

@@ -52,14 +52,12 @@ __device__ __forceinline__ float rough_root(float x) {
   return x;
 }
 
-/// The first warp: the order in which heads are given up until `least` are left. Uses shared.wide as z: row p is u_p .
-/// q_l of the omitted positive head p = w_p (q_p - beta_p q_anchor(p)).
+/// The first warp: the order in which heads are given up until `least` are left. Row p of z is u_p . q_l
+/// of the omitted positive head p = w_p (q_p - beta_p q_anchor(p)).
 template <int kHeads>
 __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
   using Shape = CertifyShape<kHeads>;
   constexpr int kEach = Shape::kEach;
-  constexpr int kStride = kHeads + 1;
-  float* z = shared.wide;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float weight[kEach], magnitude[kEach], lesser[kEach], beta[kEach], linear[kEach], square[kEach], coupling[kEach];
   int anchor[kEach];
@@ -122,7 +120,7 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         const int l = lane + 32 * e;
-        z[p * kStride + l] = w * (shared.gram[p][l] - (j < 0 ? 0.0F : b * shared.gram[j][l]));
+        shared.z[p][l] = w * (shared.gram[p][l] - (j < 0 ? 0.0F : b * shared.gram[j][l]));
       }
     }
     __syncwarp();
@@ -134,7 +132,7 @@ __device__ void rank_heads(CertifyShared<kHeads>& shared, int least) {
         const int h = lane + 32 * e;
         const int j = anchor[e] < 0 ? h : anchor[e];
         for (HeadSet left = omitted; left != 0; left &= left - 1) {
-          const float* row = z + (__ffsll(static_cast<long long>(left)) - 1) * kStride;
+          const float* row = shared.z[__ffsll(static_cast<long long>(left)) - 1];
           coupling[e] += fabsf(row[h] - beta[e] * row[j]);
         }
       }

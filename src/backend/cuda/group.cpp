@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kGroupRows = 4096;  // rows that get the same budget: 64 sampled queries
 constexpr int kGuessSlices = 3;            // tau is guessed after the first slice and after so many
-constexpr double kWorthwhile = 0.85;       // of dense: what `automatic` asks of a prediction, which does not know every cost
+constexpr double kWorthwhile = 0.8;         // of dense: what `automatic` asks of a prediction, which does not know every cost
 
 }  // namespace
 

@@ -90,7 +90,7 @@ struct FilterQuery {
 
 /// Beside these, what the scores' filter keeps of a unit until its records are brought away.
 struct FilterShared : ScoreShared {
-  static constexpr int kRecords = 2048;  // of all queries together
+  static constexpr int kRecords = 3584;  // of all queries together
   static constexpr int kQueries = kColumns / 8;  // at most
   alignas(16) FilterQuery query[2][kQueries];
   std::int32_t record_count[2][kQueries];  // may exceed the room: what does not fit goes to memory at once
@@ -164,15 +164,15 @@ struct ScreenShared {
   std::uint64_t unit_empty[2];
 };
 
-/// refine: the queries of a group and a ring of tiles of 64 gathered keys.
+/// refine: the queries of a group and a ring of tiles of gathered keys, two products of 64 each.
 template <int kHeads>
 struct RefineShared {
   using Columns = ScoreColumns<kHeads>;
-  static constexpr int kTileKeys = 64;
-  static constexpr int kAhead = 3;  // tiles of keys on their way
+  static constexpr int kTileKeys = 128;
+  static constexpr int kAhead = 2;  // tiles of keys on their way
   static constexpr int kStages = kAhead + 1;
   static constexpr int kIdStages = 2 * kAhead + 1;  // ids come as long before the keys as keys before their use
-  static constexpr int kRecords = 128;              // of a query
+  static constexpr int kRecords = 192;              // of a query
   alignas(1024) std::uint8_t keys[kStages][kTileKeys * kDim];
   alignas(1024) std::uint8_t queries[Columns::kColumns * kDim];
   Record records[Columns::kQueries][kRecords];
@@ -183,7 +183,7 @@ struct RefineShared {
   std::int32_t record_base[Columns::kQueries];
 };
 
-inline constexpr int kSharedBytesOfSm = 227 * 1024;  // what CTAs of a multiprocessor have together, 1 KiB each included
+inline constexpr int kSharedBytesOfSm = 228 * 1024;  // what CTAs of a multiprocessor have together, 1 KiB each included
 template <class Shared>
 inline constexpr int kCtasOfSm = kSharedBytesOfSm / (sizeof(Shared) + 1024);
 

@@ -99,7 +99,7 @@ inline constexpr int kBudgetCount = 6;
 constexpr int budget_at(int i) { return i + 1 < kBudgetCount ? 8 + 4 * i : 32; }
 
 /// Queries that share sampled keys, which all of them see: rows [i * kPanelRows, (i + 1) * kPanelRows) of a slice.
-inline constexpr int kPanelRows = 32;
+inline constexpr int kPanelRows = 16;
 
 /// Rows of more heads get no certificate.
 inline constexpr int kMaxCertifiedHeads = 64;

@@ -1,8 +1,8 @@
 // refine: reference scores of listed keys.
 //
 // A CTA is one warpgroup that gathers and multiplies: A = 64 gathered keys, B = 128 rows of query heads, all heads of the
-// queries of a group. Several CTAs share a multiprocessor and hide each other's waits. A unit of work is every `splits`-th
-// tile of one group's list.
+// queries of a group. A tile is two products, so that the second runs while the first one's scores are formed. Several CTAs
+// share a multiprocessor and hide each other's waits. A unit of work is every `splits`-th tile of one group's list.
 #pragma once
 
 #include "backend/cuda/layout.hpp"
@@ -150,46 +150,54 @@ __global__ void __launch_bounds__(128, kCtasOfSm<RefineShared<kHeads>>) refine_k
 
       // Dots on the tensor cores; meanwhile the stage that was read last is filled again.
       const int stage = tile % Shared::kStages;
-      float dot[Columns::kColumns / 2];
-      multiply<Columns::kColumns>(dot, rows_at(shared.keys[stage]), heads);
+      const int left = count - (split + tile * work.splits) * Shared::kTileKeys;
+      const std::int32_t* ids = shared.ids[tile % Shared::kIdStages];
+      const std::uint32_t keys = rows_at(shared.keys[stage]);
+      float dot[2][Columns::kColumns / 2];
+      multiply<Columns::kColumns>(dot[0], keys, heads);
+      multiply<Columns::kColumns>(dot[1], keys + (64 * kDim >> 4), heads);
       bring_keys(tile + Shared::kAhead);
       bring_ids(tile + 2 * Shared::kAhead);
       ptx::commit_copies();
-      const float scale[2] = {shared.scales[stage][in_tile], shared.scales[stage][in_tile + 8]};
-      wgmma_wait<0>(dot);
-      float weight[2 * kBlocks];  // read again for every tile: there are no registers to keep them in
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const float2 pair = *reinterpret_cast<const float2*>(&shared.weights[8 * j + 2 * in_quad]);
-        weight[2 * j] = pair.x;
-        weight[2 * j + 1] = pair.y;
-      }
-      const Lane scores = sum_heads<Columns>(dot, weight, scale);
 
       // Visible and not below tau: a record. A NaN is not below anything.
-      const int left = count - (split + tile * work.splits) * Shared::kTileKeys;
-      int id[Lane::kHalves];
+      const auto record = [&](const float (&of)[Columns::kColumns / 2], int first) {
+        float weight[2 * kBlocks];  // read again for every product: there are no registers to keep them in
 #pragma unroll
-      for (int half = 0; half < Lane::kHalves; ++half) id[half] = shared.ids[tile % Shared::kIdStages][scored + 8 * half];
-#pragma unroll
-      for (int i = 0; i < Lane::kRows; ++i) {
-        bool keep[Lane::kHalves];
-        int kept = 0;
-#pragma unroll
-        for (int half = 0; half < Lane::kHalves; ++half) {
-          keep[half] = records && scored + 8 * half < left && id[half] >= queries.begin[i] && id[half] < queries.end[i] &&
-                       !(scores.value[i][half] < queries.tau[i]);
-          kept += keep[half] ? 1 : 0;
+        for (int j = 0; j < kBlocks; ++j) {
+          const float2 pair = *reinterpret_cast<const float2*>(&shared.weights[8 * j + 2 * in_quad]);
+          weight[2 * j] = pair.x;
+          weight[2 * j + 1] = pair.y;
         }
-        if (kept == 0) continue;
-        const int query = Lane::query(in_quad) + i * Columns::kGroup;
-        int at = atomicAdd(&shared.record_count[query], kept);
-        filling = filling || at + kept > Shared::kRecords - Shared::kTileKeys;
+        const float scale[2] = {shared.scales[stage][first + in_tile], shared.scales[stage][first + in_tile + 8]};
+        const Lane scores = sum_heads<Columns>(of, weight, scale);
+        int id[Lane::kHalves];
 #pragma unroll
-        for (int half = 0; half < Lane::kHalves; ++half) {
-          if (keep[half]) shared.records[query][at++] = make_record(scores.value[i][half], static_cast<std::uint32_t>(id[half]));
+        for (int half = 0; half < Lane::kHalves; ++half) id[half] = ids[first + scored + 8 * half];
+#pragma unroll
+        for (int i = 0; i < Lane::kRows; ++i) {
+          bool keep[Lane::kHalves];
+          int kept = 0;
+#pragma unroll
+          for (int half = 0; half < Lane::kHalves; ++half) {
+            keep[half] = records && first + scored + 8 * half < left && id[half] >= queries.begin[i] && id[half] < queries.end[i] &&
+                         !(scores.value[i][half] < queries.tau[i]);
+            kept += keep[half] ? 1 : 0;
+          }
+          if (kept == 0) continue;
+          const int query = Lane::query(in_quad) + i * Columns::kGroup;
+          int at = atomicAdd(&shared.record_count[query], kept);
+          filling = filling || at + kept > Shared::kRecords - Shared::kTileKeys;
+#pragma unroll
+          for (int half = 0; half < Lane::kHalves; ++half) {
+            if (keep[half]) shared.records[query][at++] = make_record(scores.value[i][half], static_cast<std::uint32_t>(id[half]));
+          }
         }
-      }
+      };
+      wgmma_wait<1>(dot[0]);
+      record(dot[0], 0);
+      wgmma_wait<0>(dot[1]);
+      record(dot[1], 64);
     }
     ptx::wait_copies<0>();
     __syncthreads();

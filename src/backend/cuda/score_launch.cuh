@@ -8,14 +8,16 @@
 
 namespace dosa::cuda {
 
-/// Keys of a unit of work: enough units for the last round of CTAs to cost little, few enough for queries to be brought rarely,
-/// and at most 4 MiB of keys, which stay in L2 until every CTA has read them.
-inline int chunk_keys(std::int64_t keys, std::int64_t tiles, int ctas) {
+inline constexpr std::int64_t kMostChunkKeys = 32768;  // 4 MiB stay in L2 until every CTA has read them
+
+/// Keys of a unit of work, about `most` of them at most: enough units for the last round of CTAs to cost little, few enough for
+/// queries to be brought rarely.
+inline int chunk_keys(std::int64_t keys, std::int64_t tiles, int ctas, std::int64_t most) {
   constexpr int kUnitsPerCta = 48;
   constexpr int kRingKeys = ScoreShared::Shape::kRingKeys;
   const std::int64_t rings = (keys + kRingKeys - 1) / kRingKeys;
   const std::int64_t wanted = rings * tiles / (std::int64_t{kUnitsPerCta} * ctas);
-  const std::int64_t chunks = (rings - 1) / std::clamp<std::int64_t>(wanted, 1, 32768 / kRingKeys) + 1;
+  const std::int64_t chunks = (rings - 1) / std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(most / kRingKeys, 1)) + 1;
   return static_cast<int>((rings + chunks - 1) / chunks) * kRingKeys;
 }
 
@@ -24,7 +26,10 @@ cudaError_t launch_score_to(const ScoreArgs& args, int multiprocessors, cudaStre
   const std::int64_t keys = args.key_end - args.key_begin;
   const std::int64_t tiles = (args.rows + Columns::kQueries - 1) / Columns::kQueries;
   if (keys <= 0 || tiles <= 0) return cudaSuccess;
-  const int chunk = chunk_keys(keys, tiles, multiprocessors);
+  std::int64_t most = kMostChunkKeys;
+  // The records of a chunk should find room, if they are as evenly spread as keys are.
+  if constexpr (Target::kRecords) most = std::min(most, Target::kRoom * keys / std::max<std::int64_t>(args.found.stride, 1));
+  const int chunk = chunk_keys(keys, tiles, multiprocessors, most);
   const std::int64_t chunks = (keys + chunk - 1) / chunk;
   const std::int64_t units = tiles * chunks;
   if (units > INT32_MAX) return cudaErrorInvalidValue;
