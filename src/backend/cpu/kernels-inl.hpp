@@ -22,6 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::ScalableTag<float>;
 using U32 = hn::RebindToUnsigned<F32>;
+using U16 = hn::Repartition<std::uint16_t, F32>;
 using I32 = hn::RebindToSigned<F32>;
 using VF = hn::Vec<F32>;
 
@@ -40,45 +41,40 @@ HWY_INLINE VF relu(F32 d, VF x) {
 
 // --- Packing: 48 rows of bytes -> [dim][48] floats ---------------------------------------------------------------------
 
-// Transposes words of four bytes: quads[word][key].
-HWY_INLINE void transpose_quads(const std::uint8_t* const* keys, int dim, std::uint32_t* quads) {
-  const hn::Full128<std::uint32_t> d;
-  const hn::Repartition<std::uint64_t, decltype(d)> d64;
-  for (int key = 0; key < kPanelKeys; key += 4) {
-    for (int byte = 0; byte < dim; byte += 16) {
-      const auto load = [&](int i) HWY_ATTR {
-        return hn::BitCast(d, hn::LoadU(hn::Full128<std::uint8_t>(), keys[key + i] + byte));
-      };
-      const auto r0 = load(0), r1 = load(1), r2 = load(2), r3 = load(3);
-      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
-      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
-      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
-      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-      std::uint32_t* out = quads + (byte / 4) * kPanelKeys + key;
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, out);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, out + kPanelKeys);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, out + 2 * kPanelKeys);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, out + 3 * kPanelKeys);
-    }
+constexpr int kColumn = 16;  // components that are transposed at a time
+
+// A column of every fourth key: 128-bit blocks of one vector.
+template <class D>
+HWY_INLINE hn::Vec<D> load_column(D d, const std::uint8_t* const* keys, int column) {
+  if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) == kColumn) {
+    return hn::BitCast(d, hn::LoadU(hn::Full128<std::uint8_t>(), *keys + column));
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_column(half, keys + hn::Lanes(half), column), load_column(half, keys, column));
   }
 }
 
-// Byte `kByte` of each word, decoded. |v| = f for normal values, 2f - 2^-6 for subnormal ones (f read the exponent field 0
-// as 2^-7 (1 + m/8)); the right one is the smaller. A NaN byte comes out as 480, which `largest` reports.
-template <int kByte>
-HWY_INLINE VF decode_byte(F32 d, hn::Vec<U32> quad, VF& largest) {
-  const U32 du;
-  const auto magnitude_bits = hn::Set(du, 0x7FU << 20);
-  auto magnitude = quad;
-  if constexpr (kByte * 8 <= 20) {
-    magnitude = hn::ShiftLeft<20 - 8 * kByte>(quad);
-  } else {
-    magnitude = hn::ShiftRight<8 * kByte - 20>(quad);
-  }
-  const VF f = hn::BitCast(d, hn::Add(hn::And(magnitude, magnitude_bits), hn::Set(du, 120U << 23)));
-  const VF value = hn::Min(f, hn::MulAdd(f, hn::Set(d, 2.0F), hn::Set(d, -0x1p-6F)));
-  largest = hn::Max(largest, value);
-  return hn::CopySign(value, hn::BitCast(d, hn::ShiftLeft<24 - 8 * kByte>(quad)));
+// A column of as many keys as a vector has lanes, transposed in words of four bytes.
+HWY_INLINE void transpose_quads(const std::uint8_t* const* keys, int column, hn::Vec<U32>* quads) {
+  const U32 d;
+  const hn::Repartition<std::uint64_t, U32> d64;
+  const auto r0 = load_column(d, keys, column), r1 = load_column(d, keys + 1, column);
+  const auto r2 = load_column(d, keys + 2, column), r3 = load_column(d, keys + 3, column);
+  const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+  quads[0] = hn::BitCast(d, hn::InterleaveLower(d64, low01, low23));
+  quads[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23));
+  quads[2] = hn::BitCast(d, hn::InterleaveLower(d64, high01, high23));
+  quads[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
+}
+
+// The high byte of each lane as a half: a half has E4M3's sign and fields in these places, and an exponent bias that is larger
+// by 8, so that it is 2^-8 times the byte's value, subnormal ones included. A NaN byte comes out as 480 * 2^-8.
+HWY_INLINE hn::Vec<U16> to_halves(U16 d, hn::Vec<U16> bytes) {
+  const hn::RebindToSigned<U16> di;
+  return hn::And(hn::BitCast(d, hn::ShiftRight<1>(hn::BitCast(di, bytes))), hn::Set(d, 0xBF80));
 }
 
 HWY_NOINLINE void put_nans(const std::uint8_t* const* keys, int dim, float* panel) {
@@ -91,21 +87,41 @@ HWY_NOINLINE void put_nans(const std::uint8_t* const* keys, int dim, float* pane
 
 void pack_panel(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT panel) {
   const F32 d;
-  const U32 du;
-  HWY_ALIGN std::uint32_t quads[128 / 4 * kPanelKeys];
-  transpose_quads(keys, dim, quads);
-  VF largest = hn::Zero(d);
-  for (int word = 0; word < dim / 4; ++word) {
-    float* out = panel + 4 * word * kPanelKeys;
-    for (int key = 0; key < kPanelKeys; key += static_cast<int>(hn::Lanes(d))) {
-      const auto quad = hn::LoadU(du, quads + word * kPanelKeys + key);
-      hn::StoreU(decode_byte<0>(d, quad, largest), d, out + key);
-      hn::StoreU(decode_byte<1>(d, quad, largest), d, out + kPanelKeys + key);
-      hn::StoreU(decode_byte<2>(d, quad, largest), d, out + 2 * kPanelKeys + key);
-      hn::StoreU(decode_byte<3>(d, quad, largest), d, out + 3 * kPanelKeys + key);
+  const U16 d16;
+  const hn::Half<U16> d16_half;
+  const hn::Rebind<hwy::float16_t, F32> d_half;
+  const hn::Repartition<std::uint8_t, F32> d8;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const VF scale = hn::Set(d, 256.0F);
+  auto largest = hn::Zero(d8);  // magnitudes
+  HWY_ALIGN std::uint16_t halves[kColumn * kPanelKeys];
+  for (int column = 0; column < dim; column += kColumn) {
+    for (int key = 0; key < kPanelKeys; key += lanes) {
+      hn::Vec<U32> quads[kColumn / 4];
+      transpose_quads(keys + key, column, quads);
+      for (int word = 0; word < kColumn / 4; word += 2) {
+        const auto a = hn::BitCast(d16, quads[word]), b = hn::BitCast(d16, quads[word + 1]);
+        const auto magnitude = [&](auto v) HWY_ATTR { return hn::And(hn::BitCast(d8, v), hn::Set(d8, 0x7F)); };
+        largest = hn::Max(largest, hn::Max(magnitude(a), magnitude(b)));
+        std::uint16_t* out = halves + 4 * word * kPanelKeys + key;
+        const auto store = [&](hn::Vec<U16> v, int byte) HWY_ATTR {
+          hn::StoreU(hn::LowerHalf(d16_half, v), d16_half, out + byte * kPanelKeys);
+          hn::StoreU(hn::UpperHalf(d16_half, v), d16_half, out + (4 + byte) * kPanelKeys);
+        };
+        const auto bytes01 = hn::ConcatEven(d16, b, a), bytes23 = hn::ConcatOdd(d16, b, a);
+        store(to_halves(d16, hn::ShiftLeft<8>(bytes01)), 0);
+        store(to_halves(d16, bytes01), 1);
+        store(to_halves(d16, hn::ShiftLeft<8>(bytes23)), 2);
+        store(to_halves(d16, bytes23), 3);
+      }
+    }
+    const auto* at = reinterpret_cast<const hwy::float16_t*>(halves);
+    float* out = panel + column * kPanelKeys;
+    for (int i = 0; i < kColumn * kPanelKeys; i += lanes) {
+      hn::StoreU(hn::Mul(hn::PromoteTo(d, hn::LoadU(d_half, at + i)), scale), d, out + i);
     }
   }
-  if (hn::GetLane(hn::MaxOfLanes(d, largest)) > 448.0F) put_nans(keys, dim, panel);
+  if (!hn::AllFalse(d8, hn::Eq(largest, hn::Set(d8, 0x7F)))) put_nans(keys, dim, panel);
 }
 
 // --- Dots: 4 rows x 3 vectors of keys in registers -----------------------------------------------------------------------

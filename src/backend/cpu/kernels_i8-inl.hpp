@@ -24,15 +24,21 @@ inline constexpr QuarterTable kQuarterTable = [] {
 #define DOSA_I8_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vnni,avx512vbmi")))
 
 DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
-  transpose_quads(keys, dim, panel);
   const __m512i low = _mm512_load_si512(kQuarterTable.quarter);
   const __m512i high = _mm512_load_si512(kQuarterTable.quarter + 64);
   const __m512i zero_point = _mm512_set1_epi8(-128);
-  for (int i = 0; i < dim / 4 * kPanelKeys; i += 16) {
-    const __m512i bytes = _mm512_loadu_si512(panel + i);
-    const __m512i quarter = _mm512_permutex2var_epi8(low, bytes, high);  // takes the low seven bits of each byte
-    const __m512i centred = _mm512_add_epi8(zero_point, quarter);
-    _mm512_storeu_si512(panel + i, _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, quarter));
+  for (int column = 0; column < dim; column += kColumn) {
+    for (int key = 0; key < kPanelKeys; key += 16) {
+      hn::Vec<U32> quads[kColumn / 4];
+      transpose_quads(keys + key, column, quads);
+      for (int word = 0; word < kColumn / 4; ++word) {
+        const __m512i bytes = quads[word].raw;
+        const __m512i quarter = _mm512_permutex2var_epi8(low, bytes, high);  // takes the low seven bits of each byte
+        const __m512i centred = _mm512_add_epi8(zero_point, quarter);
+        _mm512_storeu_si512(panel + (column / 4 + word) * kPanelKeys + key,
+                            _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, quarter));
+      }
+    }
   }
 }
 
