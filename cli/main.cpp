@@ -51,6 +51,7 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
       ->capture_default_str()
       ->group(how);
   add_choice(app, "--precision", options.certificate.precision, kPrecisions, "arithmetic of the screen")->group(how);
+  add_choice(app, "--ablation", options.certificate.ablation, kAblations, "part of the certificate that is left out")->group(how);
   add_choice(app, "--seeds", options.seeds, kSeedPolicies, "which keys are scored first")->group(how);
   app.add_option("--memory-budget", options.memory_budget, "largest workspace in bytes; also 512M, 2G")
       ->transform(CLI::AsSizeValue(false))

@@ -47,11 +47,20 @@ enum class IndexSpace : std::uint8_t {
   slot,      ///< paged keys: page * page_size + offset, the key's place in the pool
 };
 
+/// What a part of the certificate is worth: the bound without it, valid all the same. For experiments.
+enum class Ablation : std::uint8_t {
+  none,
+  no_aggregate,    ///< omitted negative heads are bounded by 0
+  all_aggregated,  ///< all of them are in the aggregate, whether their dots tend to be positive or not
+  no_projection,   ///< omitted positive heads lean on no anchor
+};
+
 struct CertificateOptions {
   Form form = Form::automatic;
   std::int32_t row_budget = 0;   ///< bound rows, retained heads plus auxiliary rows; 0: chosen per query group
   std::int32_t aggregates = 0;   ///< groups of omitted negative heads, 1..4; 0: chosen per query group
   ScreenPrecision precision = ScreenPrecision::automatic;
+  Ablation ablation = Ablation::none;
 };
 
 struct Options {

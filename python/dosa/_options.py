@@ -9,6 +9,7 @@ Backend = Literal["cpu", "cuda"]
 Form = Literal["auto", "base", "absolute", "extended"]
 Precision = Literal["auto", "f32", "i8"]
 Seeds = Literal["auto", "nearest-spread", "chain", "largest-bounds", "sample"]
+Ablation = Literal["none", "no-aggregate", "all-aggregated", "no-projection"]
 Order = Literal["score", "ascending"]
 IndexSpace = Literal["absolute", "relative"]
 Reference = Literal["cpu", "sm90"]
@@ -29,6 +30,8 @@ class Options(TypedDict, total=False):
     """groups of omitted negative heads, 0..4; 0: chosen from the data"""
     precision: Precision
     """arithmetic of the screen"""
+    ablation: Ablation
+    """part of the certificates that is left out, for experiments"""
     seeds: Seeds
     """which keys are scored first"""
     order: Order

@@ -58,6 +58,8 @@ void set_options(OwnedOptions& owned, const nb::dict& given) {
       certificate.aggregates = number<std::int32_t>(name, value);
     } else if (name == "precision") {
       certificate.precision = choice("precision", kPrecisions, word());
+    } else if (name == "ablation") {
+      certificate.ablation = choice("ablation", kAblations, word());
     } else if (name == "seeds") {
       options.seeds = choice("seeds", kSeedPolicies, word());
     } else if (name == "order") {

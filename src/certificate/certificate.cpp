@@ -110,13 +110,14 @@ struct Anchors {
   PerHead beta{};                              // signed in the linear forms, >= 0 in the base form
 };
 
-Anchors choose_anchors(const QueryHeads& query, const ActiveHeads& active, const Split& split, bool linear) {
+Anchors choose_anchors(const QueryHeads& query, const ActiveHeads& active, const Split& split, bool linear, Ablation ablation) {
   Anchors out;
+  out.head.fill(-1);
+  if (ablation == Ablation::no_projection) return out;
   for (int i = 0; i < split.p; ++i) {
     const int h = split.positive[i];
     const float* row = query.gram.data() + static_cast<std::size_t>(h) * query.heads;
     double best = 0;
-    out.head[h] = -1;
     for (int l = 0; l < split.r; ++l) {
       const int j = split.retained[l];
       const double dot = linear ? std::abs(static_cast<double>(row[j])) : static_cast<double>(row[j]);
@@ -263,9 +264,13 @@ Certificate build_certificate(const QueryHeads& query, const HeadRanking& rankin
 
   const Rounding rounding(query, active.count, allowances.scale);
   const std::span<const std::int16_t> negative{split.negative.data(), static_cast<std::size_t>(split.n)};
-  const HeadGroups group =
+  HeadGroups group =
       linear ? group_for_linear(ranking, negative) : group_for_relu(query, ranking, panel, negative, aggregates);
-  const Anchors anchors = choose_anchors(query, active, split, linear);
+  if (choice.ablation == Ablation::no_aggregate) group.fill(-1);
+  if (choice.ablation == Ablation::all_aggregated) {
+    for (const int h : negative) group[h] = std::max<std::int8_t>(group[h], 0);
+  }
+  const Anchors anchors = choose_anchors(query, active, split, linear, choice.ablation);
   const Body body = form_body(query, active, split, anchors, group, rounding, linear);
 
   // Auxiliary rows; a vector that is zero needs none.

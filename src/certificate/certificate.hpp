@@ -20,6 +20,7 @@ struct CertificateChoice {
   Form form = Form::extended;
   int retained = 0;    // retained heads, capped at the heads of non-zero weight
   int aggregates = 1;  // groups of omitted negative heads (base form); the linear forms have one vector
+  Ablation ablation = Ablation::none;
 
   friend bool operator==(const CertificateChoice&, const CertificateChoice&) = default;
 };

@@ -57,12 +57,12 @@ class Climb {
     const CertificatePlan found = best_.plan;
     const auto allowed = [&](Form form) { return wanted_.form == Form::automatic || wanted_.form == form; };
     if (allowed(Form::extended) && found.choice.form != Form::extended) {
-      consider(with_rows({{Form::extended, 0, 1}, found.precision}, rows));
+      consider(with_rows({{Form::extended, 0, 1, wanted_.ablation}, found.precision}, rows));
     }
     for (int groups = 1; allowed(Form::base) && groups <= std::min(kMaxAggregates, rows); ++groups) {
       if (wanted_.aggregates > 0 && groups != wanted_.aggregates) continue;
       if (found.choice.form == Form::base && found.choice.aggregates == groups) continue;
-      const bool better = consider(with_rows({{Form::base, 0, groups}, found.precision}, rows));
+      const bool better = consider(with_rows({{Form::base, 0, groups, wanted_.ablation}, found.precision}, rows));
       if (!better && groups >= 2) break;
     }
   }
@@ -120,6 +120,7 @@ ChosenCertificate choose_certificate(std::span<const SampledQuery> samples, cons
   if (!prices.has_i8) first.precision = ScreenPrecision::f32;
   if (wanted.form != Form::automatic) first.choice.form = wanted.form;
   if (wanted.aggregates > 0) first.choice.aggregates = wanted.aggregates;
+  first.choice.ablation = wanted.ablation;
   if (wanted.row_budget > 0) first = with_rows(first, wanted.row_budget);
   climb.consider(first);
   climb.climb_rows();

@@ -26,6 +26,9 @@ inline constexpr std::array kSeedPolicies = {
     Named{"auto", SeedPolicy::automatic}, Named{"nearest-spread", SeedPolicy::nearest_spread},
     Named{"chain", SeedPolicy::chain}, Named{"largest-bounds", SeedPolicy::largest_bounds},
     Named{"sample", SeedPolicy::sample}};
+inline constexpr std::array kAblations = {
+    Named{"none", Ablation::none}, Named{"no-aggregate", Ablation::no_aggregate},
+    Named{"all-aggregated", Ablation::all_aggregated}, Named{"no-projection", Ablation::no_projection}};
 inline constexpr std::array kPrecisions = {Named{"auto", ScreenPrecision::automatic},
                                            Named{"f32", ScreenPrecision::f32}, Named{"i8", ScreenPrecision::i8}};
 inline constexpr std::array kPaths = {Named{"empty", Path::empty},

@@ -116,6 +116,11 @@ TEST(CudaBackend, EveryWayToScreenSelectsTheSame) {
           expect_same(options);
         }
       }
+      for (const Ablation ablation : {Ablation::no_aggregate, Ablation::all_aggregated, Ablation::no_projection}) {
+        Options options = cuda_options(Method::dosa);
+        options.certificate.ablation = ablation;
+        expect_same(options);
+      }
       for (const int rows : {8, 12, 16, 20, 24, 32}) {
         Options options = cuda_options(Method::dosa);
         options.certificate.row_budget = rows;

@@ -35,6 +35,7 @@ Options any_options() {
   o.certificate.row_budget = between(0, 12);
   o.certificate.aggregates = between(0, 4);
   o.certificate.precision = pick({ScreenPrecision::automatic, ScreenPrecision::f32, ScreenPrecision::i8});
+  o.certificate.ablation = pick({Ablation::none, Ablation::none, Ablation::no_aggregate, Ablation::all_aggregated, Ablation::no_projection});
   o.min_context = pick<std::int64_t>({0, 1, 1000});
   return o;
 }

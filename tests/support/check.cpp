@@ -143,10 +143,10 @@ std::string describe(const Options& o) {
   const auto number = [](auto e) { return static_cast<int>(e); };
   return fmt::format(
       "method {} implementation '{}' threads {} order {} space {} seeds {} form {} row_budget {} aggregates {} "
-      "precision {} memory_budget {} min_context {}",
+      "precision {} ablation {} memory_budget {} min_context {}",
       number(o.method), o.implementation, o.threads, number(o.order), number(o.index_space), number(o.seeds),
       number(o.certificate.form), o.certificate.row_budget, o.certificate.aggregates, number(o.certificate.precision),
-      o.memory_budget, o.min_context);
+      number(o.certificate.ablation), o.memory_budget, o.min_context);
 }
 
 std::vector<OracleRow> expected_rows(const Problem& problem) {

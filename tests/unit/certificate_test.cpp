@@ -275,7 +275,8 @@ RC_GTEST_PROP(CertificateProperty, NeverBelowTheReferenceScore, ()) {
   const auto seed = *rc::gen::arbitrary<std::uint64_t>();
   const Sample s = random_sample(seed, heads, dim, kind, weights, std::ldexp(1.0F, exponent));
   const CertificateChoice choice{*rc::gen::element(Form::base, Form::absolute, Form::extended),
-                                 *rc::gen::inRange(0, heads + 2), *rc::gen::inRange(0, 5)};
+                                 *rc::gen::inRange(0, heads + 2), *rc::gen::inRange(0, 5),
+                                 *rc::gen::element(Ablation::none, Ablation::no_aggregate, Ablation::all_aggregated, Ablation::no_projection)};
   const Built built(s, choice);
   RC_PRE(!built.certificate.exempt);
   for (int i = 0; i < s.keys; ++i) {

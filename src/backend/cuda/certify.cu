@@ -83,8 +83,7 @@ __global__ __launch_bounds__(kThreads, 4) void certify_kernel(CertifyArgs args) 
       if (threadIdx.x == 0) args.screened[r] = 0;
       continue;
     }
-    const Built built =
-        build(shared, args.inputs.in.heads, budget - 2, args.inputs.base, args.inputs.allowances, total);
+    const Built built = build(shared, args.inputs, budget - 2, total);
     write_certificate(shared, args, r, budget, built, tau);
   }
 }
@@ -134,7 +133,7 @@ __global__ __launch_bounds__(kThreads) void predict_kernel(PredictArgs args) {
   __syncthreads();
   const float alpha = shared.panel_alpha[t], rho = shared.panel_rho[t];
   for (int b = 0; b < kBudgetCount; ++b) {
-    const Built built = build(shared, inputs.in.heads, budget_at(b) - 2, inputs.base, inputs.allowances, total);
+    const Built built = build(shared, inputs, budget_at(b) - 2, total);
     float body = built.c * rho;
     for (int h = 0; h < kHeads; ++h) {
       const float dot = shared.dot[h][t];

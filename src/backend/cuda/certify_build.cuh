@@ -14,14 +14,20 @@ struct Built {
   float c;  // not finite: no certificate
 };
 
+/// Is an omitted negative head in the aggregate, given the means of its positive and of its negative dots?
+__device__ __forceinline__ bool is_aggregated(Ablation ablation, float on, float off) {
+  return ablation == Ablation::all_aggregated || (ablation != Ablation::no_aggregate && on > off);
+}
+
 /// All threads. `total` is sum |w_h| ||q_h||. Leaves coefficients of retained heads and shares of all heads in
 /// `shared`, the auxiliary pair in its rows.
 template <int kHeads>
-__device__ Built build(CertifyShared<kHeads>& shared, int heads, int retained_count, bool base, double allowances,
-                       double total) {
+__device__ Built build(CertifyShared<kHeads>& shared, const CertifyInputs& inputs, int retained_count, double total) {
   using Shape = CertifyShape<kHeads>;
   const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
-  const double g = allowances * hopper_head_sum(heads);
+  const bool base = inputs.base;
+  const double allowances = inputs.allowances;
+  const double g = allowances * hopper_head_sum(inputs.in.heads);
   const int given_up = max(shared.active - retained_count, 0);
   HeadSet retained = 0, positive = 0, negative = 0;
   for (int i = 0; i < shared.active; ++i) {
@@ -36,7 +42,7 @@ __device__ Built build(CertifyShared<kHeads>& shared, int heads, int retained_co
   for (HeadSet left = positive; left != 0; left &= left - 1, ++omitted) {
     if (omitted % Shape::kWarps != warp) continue;
     const int h = __ffsll(static_cast<long long>(left)) - 1;
-    const int j = best_anchor(shared, retained, h, base);
+    const int j = inputs.ablation == Ablation::no_projection ? -1 : best_anchor(shared, retained, h, base);
     if (lane == 0) {
       shared.list[omitted] = static_cast<std::uint8_t>(h);
       shared.anchor[h] = static_cast<std::int8_t>(j);
@@ -60,7 +66,7 @@ __device__ Built build(CertifyShared<kHeads>& shared, int heads, int retained_co
     } else if (contains(positive, t)) {
       share = base ? 0.0F : -0.5F * shared.heavier[t];
       multiplier = shared.heavier[t];
-    } else if (contains(negative, t) && shared.on[t] > shared.off[t]) {
+    } else if (contains(negative, t) && is_aggregated(inputs.ablation, shared.on[t], shared.off[t])) {
       share = __double2float_rd(-static_cast<double>(shared.w[t]) * (1 - g));  // c_h a little below 1
       multiplier = share;
     }

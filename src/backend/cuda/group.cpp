@@ -131,6 +131,7 @@ CertifyInputs CudaGroup::certify_inputs() const {
           .tau = arrays_.tau,
           .base = run_.plan.options.certificate.form == Form::base,
           .allowances = 1,
+          .ablation = run_.plan.options.certificate.ablation,
           .period = run_.plan.key_slices,
           .slice_stride = run_.plan.slice_keys};
 }

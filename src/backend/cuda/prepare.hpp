@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/stages.hpp"
+#include "dosa/options.hpp"
 
 namespace dosa::cuda {
 
@@ -114,6 +115,7 @@ struct CertifyInputs {
   const float* tau;        // [rows]; rows of -inf get no certificate
   bool base;               // the base form (with a linear aggregate) instead of the extended one
   float allowances;        // 1; tests that must fail without the allowances set it to 0
+  Ablation ablation = Ablation::none;
   int period = 1;          // as launch_keys was given
   std::int64_t slice_stride = 0;
 };
