@@ -61,7 +61,7 @@ Runner::Runner(Indexer indexer, Plan plan, Steps steps)
       plan_(std::move(plan)),
       steps_(std::move(steps)),
       rows_(plan_.shape.nq * static_cast<std::int64_t>(steps_.size()), plan_.shape.topk) {
-  if (plan_.shape.page_size > 0) recent_.resize(static_cast<std::size_t>(plan_.shape.requests * recent_width(plan_.shape)));
+  if (plan_.shape.page_size > 0 && plan_.options.backend == Backend::cpu) recent_.resize(static_cast<std::size_t>(plan_.shape.requests * recent_width(plan_.shape)));
 }
 
 Result<Runner> Runner::create(const Steps& steps, const Options& options) {
@@ -71,7 +71,8 @@ Result<Runner> Runner::create(const Steps& steps, const Options& options) {
   if (!plan) return tl::unexpected(plan.error());
   Runner runner(std::move(*indexer), std::move(*plan), steps);
   if (options.backend == Backend::cuda) {
-    auto copy = copy_to_device(steps.front(), true);
+    const bool paged = runner.plan_.shape.page_size > 0;
+    auto copy = copy_to_device(steps.front(), true, paged ? recent_width(runner.plan_.shape) : 0);
     if (!copy) return tl::unexpected(copy.error());
     runner.device_ = std::move(*copy);
   }
@@ -106,16 +107,26 @@ Result<Stats> Runner::run_on_host() {
 Result<Stats> Runner::run_on_device() {
   const auto workspace = device_->workspace(plan_.workspace_bytes);
   if (!workspace) return tl::unexpected(workspace.error());
-  const auto start = Clock::now();
-  auto enqueued = indexer_.run(plan_, device_->problem(), device_->selection(), *workspace);
-  if (!enqueued) return enqueued;
-  auto stats = indexer_.counters(plan_, *workspace);  // waits
-  seconds_ = seconds_since(start);
-  if (!stats) return stats;
-  enqueued->rows = 0;  // counted once; what it adds are seconds
-  *stats += *enqueued;
-  if (auto fetched = device_->fetch(rows_.selection()); !fetched) return tl::unexpected(fetched.error());
-  return stats;
+  if (auto forgotten = device_->forget_recent(); !forgotten) return tl::unexpected(forgotten.error());
+  Stats total;
+  seconds_ = 0;
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    if (steps_.size() > 1) {
+      if (auto replaced = device_->replace(steps_[step], false); !replaced) return tl::unexpected(replaced.error());
+    }
+    const auto start = Clock::now();
+    const auto enqueued = indexer_.run(plan_, device_->problem(), device_->selection(), *workspace);
+    if (!enqueued) return enqueued;
+    const auto counted = indexer_.counters(plan_, *workspace);  // waits
+    seconds_ += seconds_since(start);
+    if (!counted) return counted;
+    total += *enqueued;
+    total.rows -= enqueued->rows;  // counted once; what it adds are seconds
+    total += *counted;
+    const auto first = static_cast<std::int64_t>(step) * plan_.shape.nq;
+    if (auto fetched = device_->fetch(rows_.selection(first, plan_.shape.nq)); !fetched) return tl::unexpected(fetched.error());
+  }
+  return total;
 }
 
 std::optional<std::string> first_difference(std::span<const std::int32_t> ids, std::span<const float> scores,

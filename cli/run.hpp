@@ -38,7 +38,7 @@ using Steps = std::vector<Problem>;
 Steps steps_of(const Trace& trace, std::int32_t topk);
 
 /// Steps planned once for one set of options; each run overwrites `rows`, step by step. Keys in pages: a run begins without
-/// recent winners and carries them from step to step. For the cuda backend the problem is copied to the GPU once.
+/// recent winners and carries them from step to step. For the cuda backend keys are copied to the GPU once, the rest step by step.
 class Runner {
  public:
   static Result<Runner> create(const Steps& steps, const Options& options);
@@ -61,7 +61,7 @@ class Runner {
   Indexer indexer_;
   Plan plan_;
   Steps steps_;
-  std::vector<std::int32_t> recent_;    // [requests, 2 topk]; empty: keys are contiguous
+  std::vector<std::int32_t> recent_;    // [requests, 9/8 topk]; empty: keys are contiguous, or on a GPU
   std::unique_ptr<DeviceCopy> device_;  // null: cpu backend
   Rows rows_;
   Stats stats_;

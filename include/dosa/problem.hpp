@@ -28,7 +28,7 @@ struct Problem {
   TensorView ks;       ///< i32 [nq], first visible key; absent: 0
   TensorView ke;       ///< i32 [nq] or [nq / n, n] (context lengths per draft token), one past the last visible key; absent: nk
   TensorView hints;    ///< i32 [nq, m], [requests, m] or [1, m], likely winners (absolute ids); any values; absent: none.
-                           ///< The cuda backend does not look at them: it has winners of the chunk's own rows
+                           ///< The cuda backend looks at them where it decodes: at most 8 queries a request, keys in pages
   TensorView kv_cache;     ///< f8_e4m3 (uint8) [pages, page_size, 1, dim + 4], page_size 16, 32, 64, 128 or 256. Only the
                            ///< page stride is free: a multiple of 4 bytes, so that layers may share a pool
   TensorView block_table;  ///< i32 [requests, max_blocks], page ids

@@ -38,7 +38,8 @@ struct Selection {
   /// i32 [requests, m], recent winners of every request: read as hints where the problem has none, then the winners of the
   /// request's last query that sees a key are put in front (absolute ids, newest first, distinct, -1 behind). Any contents
   /// are legal. One row per request, unit stride along it; the caller may fill it with -1, move it to another request, copy
-  /// it, or let requests share one. m = 9/8 K serves well; more than 2 K ids are not used. Absent: not wanted.
+  /// it, or let requests share one. m = 9/8 K serves well; more than 2 K ids are not used, and more than 8192 not kept on a
+  /// GPU. Absent: not wanted.
   MutableTensorView recent{};
 };
 
@@ -46,10 +47,11 @@ struct Selection {
 struct PathCounts {
   std::int64_t empty = 0;         ///< nothing visible
   std::int64_t short_rows = 0;    ///< visible <= K: every visible key wins
-  std::int64_t dosa = 0;          ///< screened by a certificate
+  std::int64_t dosa = 0;          ///< screened by a certificate; cuda, decoding: scored in full, and only what reaches tau kept
   std::int64_t full = 0;          ///< scored in full because the method says so
   std::int64_t full_context = 0;  ///< scored in full: fewer visible keys than min_context
-  std::int64_t full_loose = 0;    ///< scored in full: the certificate was predicted, or turned out, to reject too little
+  std::int64_t full_loose = 0;    ///< scored in full: the certificate was predicted, or turned out, to reject too little; cuda,
+                                  ///< decoding: hints gave no tau, or one that too few or too many scores reach
   std::int64_t full_exempt = 0;   ///< scored in full: non-finite or out-of-range query data has no certificate
 };
 

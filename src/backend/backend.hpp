@@ -60,10 +60,15 @@ PriceList cpu_prices(const ProblemShape& shape, std::string_view implementation)
 /// "" if the cuda backend is built and finds a GPU that it has kernels for.
 std::string cuda_unavailable_reason();
 
-/// A problem copied to the GPU, with room for its selection: for programs and tests whose data is in host memory.
+/// A problem copied to the GPU, with room for its selection: for programs and tests whose data is in host memory. Pages keep
+/// their stride.
 class DeviceCopy {
  public:
   virtual ~DeviceCopy() = default;
+  /// Another problem of the same shapes in its place; without `keys`, those copied before stay.
+  virtual Result<void> replace(const Problem& problem, bool keys) = 0;
+  /// Recent winners of every request: -1 again.
+  virtual Result<void> forget_recent() = 0;
   [[nodiscard]] virtual const Problem& problem() const = 0;
   [[nodiscard]] virtual const Selection& selection() const = 0;
   /// At least `bytes` of device memory; one block, grown as needed.
@@ -72,7 +77,8 @@ class DeviceCopy {
   virtual Result<void> fetch(const Selection& host) = 0;
 };
 
+/// `recent_width`: ids of each request in selection().recent; 0: absent.
 /// Errors: unsupported_device, memory_budget (not enough device memory).
-Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores);
+Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores, std::int64_t recent_width = 0);
 
 }  // namespace dosa

@@ -10,7 +10,7 @@ Result<std::unique_ptr<BackendImpl>> make_cuda_backend(const Options&) {
   return fail(ErrorCode::unsupported_device, cuda_unavailable_reason());
 }
 
-Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem&, bool) {
+Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem&, bool, std::int64_t) {
   return fail(ErrorCode::unsupported_device, cuda_unavailable_reason());
 }
 

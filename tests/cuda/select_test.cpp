@@ -109,7 +109,8 @@ void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, co
                                  p.nq(),
                                  p.topk,
                                  ascending,
-                                 relative,
+                                 relative ? IndexSpace::relative : IndexSpace::absolute,
+                                 false,
                                  kept.records.data(),
                                  kept.count.data(),
                                  ids.data(),
@@ -457,7 +458,7 @@ TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
           {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
           multiprocessors, nullptr));
       ASSERT_CUDA(cuda::launch_write(
-          {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0},
+          {ranges.in, 0, 2, p.topk, false, IndexSpace::absolute, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0},
           nullptr));
       if (launch == 0) first = ids.download();
       ASSERT_EQ(ids.download(), first);
@@ -542,7 +543,7 @@ TEST_F(CudaSelect, GraphReplayReadsTheLengthsOfTheDay) {
       {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132,
       stream));
   ASSERT_CUDA(cuda::launch_write(
-      {ranges.in, 0, 2, p.topk, false, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0},
+      {ranges.in, 0, 2, p.topk, false, IndexSpace::absolute, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0},
       stream));
   ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
   ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));

@@ -9,6 +9,7 @@
 
 #include "dosa/pages.hpp"
 #include "known_failures/support.hpp"
+#include "support/gpu.hpp"
 #include "support/paged.hpp"
 #include "support/sparse.hpp"
 
@@ -84,6 +85,7 @@ void expect_exact_batch(const Batch& batch, const std::vector<Options>& ways) {
       EXPECT_TRUE(exact(step.problem(), expected, options));
     }
   }
+  expect_exact_on_gpu(step.problem());
 }
 
 TEST(KnownFailures, C1_DrainedSlotsOfABatch) {
@@ -214,6 +216,7 @@ TEST(KnownFailures, H2_RequestsWithOneAndFourDraftTokens) {
   }
   const PagedProblem paged(problems, 2);
   for (const Options& options : many_ways()) EXPECT_TRUE(exact(paged.problem(), expected, options));
+  expect_exact_on_gpu(paged.problem());
 }
 
 TEST(KnownFailures, H3_DraftTokensSeeTheirKeysInEveryShard) {
@@ -257,6 +260,7 @@ TEST(KnownFailures, H5_DraftTokensPastTheEndOfTheContext) {
     EXPECT_TRUE(exact(step.problem(), expected, options, &stats));
     EXPECT_EQ(stats.clamped_rows, 2);
   }
+  expect_exact_on_gpu(step.problem());
 }
 
 TEST(KnownFailures, K4_PagesMovedToAnotherPoolSelectTheSame) {
@@ -278,6 +282,7 @@ TEST(KnownFailures, K4_PagesMovedToAnotherPoolSelectTheSame) {
   moved.kv_cache = dense_view<const void>(pool.data(), DType::f8_e4m3, {pages, page_size, 1, width});
   moved.block_table = dense_view<const void>(blocks.data(), DType::i32, {1, 4});
   for (const Options& options : many_ways()) EXPECT_TRUE(exact(moved, expected, options));
+  expect_exact_on_gpu(moved);
 }
 
 TEST(KnownFailures, K5_TheFirstKeyThatIsDropped) {

@@ -7,6 +7,7 @@
 
 #include "base/keys.hpp"
 #include "known_failures/support.hpp"
+#include "support/gpu.hpp"
 #include "support/paged.hpp"
 #include "support/sparse.hpp"
 
@@ -39,6 +40,7 @@ void expect_exact_in_pages(const std::vector<Case>& cases, const std::vector<Opt
       EXPECT_TRUE(exact(paged.problem(), expected, options));
     }
   }
+  expect_exact_on_gpu(paged.problem());
 }
 
 std::uint8_t* page_of(const SparseMemory& pool, std::int64_t stride, std::int64_t id) {
@@ -145,6 +147,7 @@ TEST(KnownFailures, E3_PagesArePlanar) {
   const std::int32_t block = 0;
   problem.block_table = dense_view<const void>(&block, DType::i32, {1, 1});
   for (const Options& options : many_ways()) EXPECT_TRUE(exact(problem, expected, options));
+  expect_exact_on_gpu(problem);
 }
 
 TEST(KnownFailures, E4_OtherLayoutsAreRefused) {
@@ -188,6 +191,7 @@ TEST(KnownFailures, E8_TableNarrowerThanTheNominalMaximum) {
     EXPECT_TRUE(exact(paged.problem(), expected, options, &stats));
     EXPECT_EQ(stats.clamped_rows, 2);
   }
+  expect_exact_on_gpu(paged.problem());
 }
 
 TEST(KnownFailures, E10_APageListedTwice) {
@@ -201,6 +205,7 @@ TEST(KnownFailures, E10_APageListedTwice) {
     options.index_space = IndexSpace::slot;
     EXPECT_TRUE(exact(paged.problem(), expected, options));
   }
+  expect_exact_on_gpu(paged.problem());
   Options slots;
   slots.index_space = IndexSpace::slot;
   const auto rows = select(paged.problem(), slots);
@@ -224,6 +229,7 @@ TEST(KnownFailures, E11_TablesWithMoreColumnsAndWiderRows) {
   table.stride = {-pitch, 2};
   const auto expected = expected_of(cases);
   for (const Options& options : many_ways()) EXPECT_TRUE(exact(paged.problem(), expected, options));
+  expect_exact_on_gpu(paged.problem());
 }
 
 TEST(KnownFailures, LayersSideBySideInOnePool) {
@@ -256,6 +262,7 @@ TEST(KnownFailures, LayersSideBySideInOnePool) {
     const std::vector<std::int32_t> ke(3, 200);
     problem.ke = dense_view<const void>(ke.data(), DType::i32, {3});
     for (const Options& options : many_ways()) EXPECT_TRUE(exact(problem, expected, options)) << "layer " << layer;
+    expect_exact_on_gpu(problem);
   }
 }
 
@@ -290,6 +297,7 @@ TEST(KnownFailures, I2_RowsOfRequestsInAnyOrder) {
   mixed.w.data = w.data();
   mixed.ke.data = ke.data();
   mixed.requests.data = owners.data();
+  expect_exact_on_gpu(mixed);
   for (Options options : many_ways()) {
     EXPECT_TRUE(exact(mixed, rows, options));
     // As few requests at a time as fit.
@@ -360,6 +368,7 @@ TEST(KnownFailures, I_TableEntriesOfInvisibleKeysAreNeverRead) {
   const auto expected = expected_rows(contiguous);
   for (std::size_t page = 0; page < 3; ++page) paged.table()[page] = page == 1 ? -1 : 0x7FFFFFFF;
   for (const Options& options : many_ways()) EXPECT_TRUE(exact(paged.problem(), expected, options));
+  expect_exact_on_gpu(paged.problem());
 }
 
 }  // namespace

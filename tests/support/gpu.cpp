@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "backend/backend.hpp"
+#include "base/keys.hpp"
 #include "score/oracle.hpp"
 #include "support/check.hpp"
 
@@ -20,20 +21,48 @@ using ::testing::AssertionSuccess;
 // Components added to reach the 128 that the kernels take are zero, and change no dot.
 struct Widened {
   explicit Widened(const Problem& narrow) : problem(narrow) {
-    const std::int64_t nq = narrow.q.shape[0], heads = narrow.q.shape[1], nk = narrow.k.shape[0], dim = narrow.q.shape[2];
+    const std::int64_t nq = narrow.q.shape[0], heads = narrow.q.shape[1], dim = narrow.q.shape[2];
     q.resize(static_cast<std::size_t>(nq * heads * kDim));
-    k.resize(static_cast<std::size_t>(nk * kDim));
     for (std::int64_t row = 0; row < nq * heads; ++row) {
       for (std::int64_t i = 0; i < dim; ++i) {
         q[static_cast<std::size_t>(row * kDim + i)] = *narrow.q.at<std::uint8_t>(row / heads, row % heads, i);
       }
     }
-    for (std::int64_t row = 0; row < nk; ++row) {
-      for (std::int64_t i = 0; i < dim; ++i) k[static_cast<std::size_t>(row * kDim + i)] = *narrow.k.at<std::uint8_t>(row, i);
-    }
     problem.q = dense_view<const void>(q.data(), DType::f8_e4m3, {nq, heads, kDim});
+    if (is_paged(narrow)) {
+      widen_pages(dim);
+    } else {
+      widen_rows(dim);
+    }
+  }
+
+  void widen_rows(std::int64_t dim) {
+    const TensorView narrow = problem.k;
+    const std::int64_t nk = narrow.shape[0];
+    k.resize(static_cast<std::size_t>(nk * kDim));
+    for (std::int64_t row = 0; row < nk; ++row) {
+      for (std::int64_t i = 0; i < dim; ++i) k[static_cast<std::size_t>(row * kDim + i)] = *narrow.at<std::uint8_t>(row, i);
+    }
     problem.k = dense_view<const void>(k.data(), DType::f8_e4m3, {nk, kDim});
   }
+
+  // Pages as far apart as they were, beyond their own bytes.
+  void widen_pages(std::int64_t dim) {
+    const TensorView narrow = problem.kv_cache;
+    const std::int64_t pages = narrow.shape[0], keys = narrow.shape[1];
+    const std::int64_t stride = keys * (kDim + 4) + narrow.stride[0] - keys * (dim + 4);
+    k.assign(static_cast<std::size_t>(pages * stride), 0x7F);
+    for (std::int64_t page = 0; page < pages; ++page) {
+      const std::uint8_t* from = narrow.at<std::uint8_t>() + page * narrow.stride[0];
+      std::uint8_t* to = k.data() + page * stride;
+      std::fill_n(to, keys * kDim, std::uint8_t{0});
+      for (std::int64_t key = 0; key < keys; ++key) std::copy_n(from + key * dim, dim, to + key * kDim);
+      std::copy_n(from + keys * dim, keys * 4, to + keys * kDim);
+    }
+    problem.kv_cache = dense_view<const void>(k.data(), DType::f8_e4m3, {pages, keys, 1, kDim + 4});
+    problem.kv_cache.stride[0] = stride;
+  }
+
   static constexpr std::int64_t kDim = 128;
   std::vector<std::uint8_t> q, k;
   Problem problem;
@@ -41,7 +70,7 @@ struct Widened {
 
 // The emulator takes microseconds a dot: as many rows, evenly spread, as it can do in a few seconds.
 std::int64_t rows_to_check(const Problem& problem) {
-  const std::int64_t dots = std::max<std::int64_t>(1, problem.k.shape[0] * problem.q.shape[1]);
+  const std::int64_t dots = std::max<std::int64_t>(1, key_count(problem) * problem.q.shape[1]);
   return std::clamp<std::int64_t>(4'000'000 / dots, 1, std::max<std::int64_t>(1, problem.q.shape[0]));
 }
 
@@ -92,15 +121,22 @@ bool have_gpu() {
   return available;
 }
 
+void expect_exact_on_gpu(const Problem& problem) {
+  if (!have_gpu()) return;
+  EXPECT_TRUE(exact_on_gpu(problem));
+}
+
 AssertionResult exact_on_gpu(const Problem& narrow) {
   const Widened wide(narrow);
   const Problem& problem = wide.problem;
-  auto device = copy_to_device(problem, true);
+  // Each run leaves recent winners to the next.
+  auto device = copy_to_device(problem, true, is_paged(problem) ? problem.topk + 5 : 0);
   if (!device) return AssertionFailure() << device.error().message;
   std::int64_t slack = 0;
   for (const Method method : {Method::dense, Method::dosa, Method::automatic}) {
     for (const Order order : {Order::score, Order::ascending}) {
-      for (const IndexSpace space : {IndexSpace::absolute, IndexSpace::relative}) {
+      for (const IndexSpace space : {IndexSpace::absolute, IndexSpace::relative, IndexSpace::slot}) {
+        if (space == IndexSpace::slot && !is_paged(problem)) continue;
         Options options;
         options.backend = Backend::cuda;
         options.method = method;

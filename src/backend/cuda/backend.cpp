@@ -1,5 +1,6 @@
 // The Hopper backend: what it takes, sizes, and the order of a run.
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include <cuda_runtime_api.h>
@@ -17,6 +18,8 @@ namespace {
 
 constexpr std::int64_t kKeyAlign = 1024;         // slices of keys start at multiples of this
 constexpr std::int64_t kRowAlign = 64;           // rows that fill whole query tiles at any number of heads
+constexpr std::int64_t kFewestFiltered = std::int64_t{48} << 20;  // query-key pairs of a step: fewer are stored and selected sooner than tau is found
+constexpr std::int64_t kMostGathered = std::int64_t{1} << 30;  // keys of all requests: ids are 32 bits
 constexpr std::int64_t kFewestKeys = 32 * 1024;  // shorter slices starve the chip
 constexpr std::int64_t kFewestFused = 256 * 1024;  // keys: below, the sample costs what stores do
 constexpr std::int64_t kMostRows = 16 * 1024;    // of a slice of queries: more gain nothing
@@ -26,6 +29,11 @@ constexpr std::int64_t kSlicePairs = std::int64_t{1} << 29;  // each with so man
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value / multiple * multiple; }
+
+// Slices of rows are multiples of this: requests whose keys are scored in pages stay whole.
+std::int64_t row_align(const ProblemShape& shape) {
+  return scores_pages(shape) ? kRowAlign * std::max<std::int64_t>(1, shape.nq / std::max<std::int64_t>(1, shape.requests)) : kRowAlign;
+}
 
 class CudaBackend final : public BackendImpl {
  public:
@@ -51,6 +59,13 @@ void CudaBackend::resolve_method(Plan& plan) const {
   const ProblemShape& shape = plan.shape;
   Options& options = plan.options;
   if (options.min_context == 0) options.min_context = kFewestKeys;
+  if (options.method == Method::automatic && scores_pages(shape)) {
+    const std::int64_t pairs = shape.nq * shape.nk;
+    options.method = pairs >= kFewestFiltered ? Method::dosa : Method::dense;
+    plan.reason = pairs >= kFewestFiltered ? "dosa: only scores that reach the tau of hinted keys are kept"
+                                           : fmt::format("dense: {} queries of {} keys, fewer than {} pairs", shape.nq, shape.nk, kFewestFiltered);
+    return;
+  }
   if (options.method != Method::automatic) {
     if (options.method == Method::dosa) options.min_context = 0;
     return;
@@ -73,7 +88,7 @@ void CudaBackend::resolve_method(Plan& plan) const {
 // Slices of keys, such that masks, lists and records of plan.tile_queries rows keep to the memory budget. Several at once where
 // there is work enough, because tau is guessed from the first ones.
 bool CudaBackend::slice_keys(Plan& plan) const {
-  const std::int64_t rows = plan.tile_queries, all_keys = std::max<std::int64_t>(plan.shape.nk, 1);
+  const std::int64_t rows = plan.tile_queries, all_keys = std::max<std::int64_t>(key_room(plan.shape), 1);
   const std::int64_t group = group_rows(plan.shape.heads), groups = (rows + group - 1) / group;
   for (std::int64_t slices = std::clamp<std::int64_t>(rows * all_keys / kSlicePairs, 1, kMostSlices);; slices *= 2) {
     plan.key_slices = static_cast<std::int32_t>(slices);
@@ -86,14 +101,15 @@ bool CudaBackend::slice_keys(Plan& plan) const {
 
 // Scores in what is left: all rows with all keys; then fewer rows, as long as they fill the chip; then fewer keys.
 bool CudaBackend::slice_scores(Plan& plan) const {
-  const std::int64_t rows = plan.tile_queries, all_keys = round_up(std::max<std::int64_t>(plan.shape.nk, 1), kKeyAlign);
+  const std::int64_t rows = plan.tile_queries, all_keys = round_up(std::max<std::int64_t>(key_room(plan.shape), 1), kKeyAlign);
+  const std::int64_t align = row_align(plan.shape);
   const std::int64_t fewest_keys = std::min(kFewestKeys, all_keys);
   const std::int64_t room = options_.memory_budget - static_cast<std::int64_t>(Arrays(plan, nullptr).bytes_beside_lists) -
                             static_cast<std::int64_t>(Carver::alignment);
   const std::int64_t pairs = room / static_cast<std::int64_t>(sizeof(float));
-  if (pairs < kRowAlign * fewest_keys) return false;
-  std::int64_t full = std::clamp(round_down(pairs / all_keys, kRowAlign), std::min(rows, 2 * kRowAlign), rows);
-  if (full * fewest_keys > pairs) full = kRowAlign;
+  if (pairs < align * fewest_keys) return false;
+  std::int64_t full = std::clamp(round_down(pairs / all_keys, align), std::min(rows, 2 * align), rows);
+  if (full * fewest_keys > pairs) full = align;
   plan.full_queries = static_cast<std::int32_t>(full);
   plan.full_keys = std::clamp(round_down(pairs / full, kKeyAlign), fewest_keys, all_keys);
   return true;
@@ -105,17 +121,18 @@ bool CudaBackend::fits(Plan& plan) const {
   plan.full_keys = 0;
   plan.slice_keys = plan.list_capacity = 0;
   plan.key_slices = 1;
-  if (plan.options.method == Method::dosa && !slice_keys(plan)) return false;
+  if (screens(plan) && !slice_keys(plan)) return false;
   return static_cast<std::int64_t>(Arrays(plan, nullptr).bytes) <= options_.memory_budget && slice_scores(plan);
 }
 
 // As many rows at once as fit.
 bool CudaBackend::slice_queries(Plan& plan) const {
-  std::int64_t rows = std::min(kMostRows, round_up(std::max<std::int64_t>(plan.shape.nq, 1), kRowAlign));
-  for (;; rows = round_up(rows / 2, kRowAlign)) {
+  const std::int64_t align = row_align(plan.shape);
+  std::int64_t rows = std::min(round_down(kMostRows, align), round_up(std::max<std::int64_t>(plan.shape.nq, 1), align));
+  for (;; rows = round_up(rows / 2, align)) {
     plan.tile_queries = static_cast<std::int32_t>(rows);
     if (fits(plan)) return true;
-    if (rows == kRowAlign) return false;
+    if (rows == align) return false;
   }
 }
 
@@ -123,11 +140,10 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
   if (shape.dim != kDim) {
     return fail(ErrorCode::unsupported_shape, fmt::format("dim is {}; the sm90 scorer has {}", shape.dim, kDim));
   }
-  if (shape.page_size > 0) {
-    return fail(ErrorCode::unsupported_shape, fmt::format("page_size is {}; the cuda backend reads contiguous keys", shape.page_size));
-  }
-  if (options_.index_space == IndexSpace::slot) {
-    return fail(ErrorCode::unsupported_shape, "index_space is slot; the cuda backend has absolute and relative ids");
+  if (gathers(shape) && key_room(shape) > kMostGathered) {
+    return fail(ErrorCode::unsupported_shape,
+                fmt::format("{} requests of {} keys; the cuda backend gathers at most {} keys for {} queries", shape.requests, shape.nk,
+                            kMostGathered, shape.nq));
   }
   Plan plan;
   plan.shape = shape;
@@ -145,9 +161,24 @@ Result<Plan> CudaBackend::plan(const ProblemShape& shape) const {
                 fmt::format("memory_budget is {} bytes; {} queries over {} keys at topk {} need more", options_.memory_budget,
                             shape.nq, shape.nk, shape.topk));
   }
-  if (plan.options.method != Method::dosa) plan.slice_keys = plan.options.method == Method::dense ? plan.full_keys : shape.nk;
+  if (!screens(plan)) plan.slice_keys = plan.options.method == Method::dense ? plan.full_keys : key_room(shape);
   plan.workspace_bytes = Arrays(plan, nullptr).bytes;
   return plan;
+}
+
+Pages pages_of(const ProblemShape& shape, const Problem& problem) {
+  if (shape.page_size == 0) return {};
+  const bool owned = problem.requests.present();
+  return {.page_shift = std::countr_zero(static_cast<unsigned>(shape.page_size)),
+          .pool = problem.kv_cache.at<std::uint8_t>(),
+          .stride = problem.kv_cache.stride[0],
+          .count = problem.kv_cache.shape[0],
+          .table = problem.block_table.at<std::int32_t>(),
+          .table_stride = problem.block_table.stride[0],
+          .block_stride = problem.block_table.stride[1],
+          .requests = shape.requests,
+          .owner = owned ? problem.requests.at<std::int32_t>() : nullptr,
+          .queries = owned || shape.requests == 0 ? 0 : shape.nq / shape.requests};
 }
 
 // What the kernels take for granted about strides.
@@ -156,8 +187,9 @@ Result<Inputs> inputs_of(const ProblemShape& shape, const Problem& problem, cons
     return fail(ErrorCode::invalid_argument, fmt::format("{} is not {}, as the cuda backend needs it", name, allowed));
   };
   if (!is_dense(problem.q)) return refuse("q", "contiguous");
-  if (!is_dense(problem.k)) return refuse("k", "contiguous");
-  if (!is_dense(problem.k_scale)) return refuse("k_scale", "contiguous");
+  if (problem.k.present() && !is_dense(problem.k)) return refuse("k", "contiguous");
+  if (problem.k_scale.present() && !is_dense(problem.k_scale)) return refuse("k_scale", "contiguous");
+  if (problem.requests.present() && !is_dense(problem.requests)) return refuse("requests", "contiguous");
   if (problem.ks.present() && !is_dense(problem.ks)) return refuse("ks", "contiguous");
   if (problem.ke.present() && !is_dense(problem.ke)) return refuse("ke", "contiguous");
   if (shape.heads > 1 && problem.w.stride[1] != 1) return refuse("w", "contiguous along heads");
@@ -175,27 +207,56 @@ Result<Inputs> inputs_of(const ProblemShape& shape, const Problem& problem, cons
                 .w_stride = problem.w.stride[0],
                 .nq = shape.nq,
                 .nk = shape.nk,
-                .heads = shape.heads};
+                .heads = shape.heads,
+                .pages = pages_of(shape, problem)};
+}
+
+// The caller's hints, or else the recent winners.
+Hints hints_of(const ProblemShape& shape, const Problem& problem, const Selection& out) {
+  const bool given = problem.hints.present();
+  if (!given && !out.recent.present()) return {};
+  const TensorView ids = given ? problem.hints : const_view(out.recent);
+  const bool by_query = given && ids.shape[0] == shape.nq, by_request = !by_query && ids.shape[0] != 1;
+  return {.ids = ids.at<std::int32_t>(),
+          .query_stride = by_query ? ids.stride[0] : 0,
+          .request_stride = by_request ? ids.stride[0] : 0,
+          .stride = ids.stride[1],
+          .width = static_cast<int>(std::min(ids.shape[1], most_hints(shape.topk)))};
+}
+
+Inputs gathered(const Inputs& in, const ProblemShape& shape, const Arrays& arrays) {
+  Inputs all = in;
+  all.k = arrays.k;
+  all.k_scale = arrays.k_scale;
+  all.ks = arrays.ks;
+  all.ke = arrays.ke;
+  all.nk = key_room(shape);
+  all.pages = {};
+  return all;
 }
 
 Result<Stats> CudaBackend::run(const Plan& plan, const Problem& problem, const Selection& out, Workspace workspace,
                                std::span<RowReport> reports) const {
   if (!reports.empty()) return fail(ErrorCode::invalid_argument, "the cuda backend makes no row reports");
-  if (out.recent.present()) return fail(ErrorCode::unsupported_shape, "recent is given; the cuda backend keeps no recent winners");
   const auto inputs = inputs_of(plan.shape, problem, out);
   if (!inputs) return tl::unexpected(inputs.error());
   StageClock clock;
+  const Arrays arrays(plan, workspace.data);
   const Run run{plan,
                 *inputs,
-                Arrays(plan, workspace.data),
+                gathers(plan.shape) ? gathered(*inputs, plan.shape, arrays) : *inputs,
+                arrays,
                 out,
+                hints_of(plan.shape, problem, out),
                 options_.method == Method::dosa,
                 multiprocessors_,
                 static_cast<cudaStream_t>(workspace.stream),
                 plan.options.time_stages ? &clock : nullptr};
-  const Arrays& arrays = run.arrays;
-  cudaError_t error = cudaMemsetAsync(arrays.counters, 0, sizeof(Counters), run.stream);
-  if (error == cudaSuccess && plan.options.method == Method::dosa) {
+  cudaError_t error = cudaMemsetAsync(arrays.counters, 0, arrays.bytes_to_clear, run.stream);
+  if (error == cudaSuccess && gathers(plan.shape)) {
+    error = launch_gather_pages({run.given, arrays.k, arrays.k_scale, arrays.ks, arrays.ke, arrays.seen_to}, run.stream);
+  }
+  if (error == cudaSuccess && screens(plan)) {
     error = launch_keys({run.in.k, run.in.k_scale, run.in.nk, arrays.rho, arrays.inv_alpha, arrays.exempt, &arrays.counters->exempt,
                          plan.key_slices, plan.slice_keys},
                         run.stream);

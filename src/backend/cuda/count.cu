@@ -1,4 +1,6 @@
 // What became of the rows of a slice, added up.
+#include "backend/cuda/launch_early.cuh"
+#include "backend/cuda/ptx.cuh"
 #include "backend/cuda/stages.hpp"
 
 namespace dosa::cuda {
@@ -10,7 +12,8 @@ __device__ void add(std::uint64_t& counter, std::int64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
-__global__ void count_rows(CountArgs args) {
+__global__ void count_rows(const __grid_constant__ CountArgs args) {
+  ptx::wait_for_previous();
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= args.rows) return;
   const Inputs& in = args.in;
@@ -27,8 +30,11 @@ __global__ void count_rows(CountArgs args) {
   const bool by_method = args.budget == nullptr;
   const bool screened = !by_method && args.screened[row] != 0;
   const bool sampled = args.sample.count > 0;
-  const bool lost = args.lost != nullptr && args.lost[row] != 0 && (screened || sampled);
-  if (args.seed_count == nullptr) {
+  const bool hinted = args.hinted >= 0;
+  const bool lost = args.lost != nullptr && args.lost[row] != 0 && (screened || sampled || hinted);
+  if (hinted) {
+    add(counters.seeds, visible > 0 ? args.hinted : 0);
+  } else if (args.seed_count == nullptr) {
     add(counters.seeds, keys_before(args.sample, end) - keys_before(args.sample, begin));
   } else if (args.budget[row] != 0 && visible >= args.min_context) {
     add(counters.seeds, args.seed_count[row / group_rows(in.heads)]);
@@ -42,6 +48,7 @@ __global__ void count_rows(CountArgs args) {
 
   std::uint64_t& path = visible == 0                       ? counters.empty
                         : visible <= args.topk             ? counters.short_rows
+                        : hinted                           ? (lost ? counters.full_loose : counters.dosa)
                         : by_method                        ? counters.full
                         : screened                         ? (lost ? counters.full_loose : counters.dosa)
                         : visible < args.min_context       ? counters.full_context
@@ -54,8 +61,7 @@ __global__ void count_rows(CountArgs args) {
 
 cudaError_t launch_count(const CountArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  count_rows<<<static_cast<unsigned>((args.rows + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch_early(count_rows, (args.rows + kThreads - 1) / kThreads, kThreads, 0, 1, stream, args);
 }
 
 }  // namespace dosa::cuda

@@ -9,6 +9,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/errors.hpp"
 #include "base/check.hpp"
+#include "base/keys.hpp"
 
 namespace dosa {
 namespace cuda {
@@ -59,12 +60,13 @@ std::vector<std::byte> packed(const TensorView& view) {
 
 class CudaCopy final : public DeviceCopy {
  public:
-  cudaError_t load(const Problem& host, bool with_scores) {
-    problem_ = host;
-    cudaError_t error = cudaSuccess;
-    TensorView* views[] = {&problem_.q, &problem_.k, &problem_.k_scale, &problem_.w, &problem_.ks, &problem_.ke, &problem_.hints};
-    for (std::size_t i = 0; i < std::size(views) && error == cudaSuccess; ++i) {
-      if (views[i]->present()) error = upload(*views[i], inputs_[i]);
+  cudaError_t load(const Problem& host, bool with_scores, std::int64_t recent_width) {
+    cudaError_t error = copy_inputs(host, true);
+    if (recent_width > 0) {
+      const std::int64_t requests = request_count(host);
+      if (error == cudaSuccess) error = recent_.reserve(static_cast<std::size_t>(std::max<std::int64_t>(requests * recent_width, 1)) * 4);
+      selection_.recent = dense_view(recent_.data(), DType::i32, {requests, recent_width}, Device::cuda);
+      if (error == cudaSuccess) error = clear_recent();
     }
     const std::int64_t nq = host.q.shape[0];
     const std::int64_t k = host.topk;
@@ -76,6 +78,15 @@ class CudaCopy final : public DeviceCopy {
       selection_.scores = dense_view(scores_.data(), DType::f32, {nq, k}, Device::cuda);
     }
     return error;
+  }
+
+  Result<void> replace(const Problem& host, bool keys) override {
+    if (const cudaError_t error = copy_inputs(host, keys); error != cudaSuccess) return device_error("a problem could not be copied", error);
+    return {};
+  }
+  Result<void> forget_recent() override {
+    if (const cudaError_t error = clear_recent(); error != cudaSuccess) return device_error("recent winners could not be cleared", error);
+    return {};
   }
 
   [[nodiscard]] const Problem& problem() const override { return problem_; }
@@ -104,6 +115,43 @@ class CudaCopy final : public DeviceCopy {
   }
 
  private:
+  cudaError_t copy_inputs(const Problem& host, bool keys) {
+    const Problem before = problem_;
+    problem_ = host;
+    cudaError_t error = cudaSuccess;
+    TensorView* views[] = {&problem_.q, &problem_.w, &problem_.ks, &problem_.ke, &problem_.hints, &problem_.block_table, &problem_.requests};
+    for (std::size_t i = 0; i < std::size(views) && error == cudaSuccess; ++i) {
+      if (views[i]->present()) error = upload(*views[i], inputs_[i]);
+    }
+    if (!keys) {
+      problem_.k = before.k;
+      problem_.k_scale = before.k_scale;
+      problem_.kv_cache = before.kv_cache;
+      return error;
+    }
+    if (error == cudaSuccess && host.k.present()) error = upload(problem_.k, keys_[0]);
+    if (error == cudaSuccess && host.k_scale.present()) error = upload(problem_.k_scale, keys_[1]);
+    if (error == cudaSuccess && host.kv_cache.present()) error = upload_pages(problem_.kv_cache, keys_[0]);
+    return error;
+  }
+
+  cudaError_t clear_recent() {
+    const MutableTensorView& recent = selection_.recent;
+    if (!recent.present()) return cudaSuccess;
+    return cudaMemset(recent.data, 0xFF, static_cast<std::size_t>(recent.shape[0] * recent.shape[1]) * sizeof(std::int32_t));
+  }
+
+  // From the first page to the end of the last one, with what lies between them.
+  static cudaError_t upload_pages(TensorView& view, DeviceBlock& block) {
+    if (view.shape[0] == 0) return upload(view, block);
+    const auto bytes = static_cast<std::size_t>((view.shape[0] - 1) * view.stride[0] + view.shape[1] * view.shape[3]);
+    cudaError_t error = block.reserve(bytes);
+    if (error == cudaSuccess) error = cudaMemcpy(block.data(), view.data, bytes, cudaMemcpyHostToDevice);
+    view.data = block.data();
+    view.device = Device::cuda;
+    return error;
+  }
+
   static cudaError_t upload(TensorView& view, DeviceBlock& block) {
     const bool dense = is_dense(view);
     const std::vector<std::byte> bytes = dense ? std::vector<std::byte>() : packed(view);
@@ -123,16 +171,16 @@ class CudaCopy final : public DeviceCopy {
 
   Problem problem_;
   Selection selection_;
-  DeviceBlock inputs_[7], ids_, scores_, workspace_;
+  DeviceBlock inputs_[7], keys_[2], ids_, scores_, recent_, workspace_;
 };
 
 }  // namespace
 }  // namespace cuda
 
-Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores) {
+Result<std::unique_ptr<DeviceCopy>> copy_to_device(const Problem& problem, bool with_scores, std::int64_t recent_width) {
   if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) return fail(ErrorCode::unsupported_device, reason);
   auto copy = std::make_unique<cuda::CudaCopy>();
-  const cudaError_t error = copy->load(problem, with_scores);
+  const cudaError_t error = copy->load(problem, with_scores, recent_width);
   if (error != cudaSuccess) return fail(ErrorCode::memory_budget, fmt::format("the problem does not fit the GPU: {}", cudaGetErrorString(error)));
   return copy;
 }

@@ -30,6 +30,7 @@ void CudaGroup::launch(const Launch& launch_stage) {
 void CudaGroup::seed() {
   if (method() == Method::dense) return;
   const ScopedLap timed = lap(&Stats::seconds_seed);
+  if (scores_pages(run_.plan.shape)) return recall();
   launch([&] { return cudaMemsetAsync(arrays_.lost, 0, static_cast<std::size_t>(rows_), run_.stream); });
   forget_records();
   if (samples(run_.plan)) {
@@ -50,6 +51,24 @@ void CudaGroup::seed() {
     choose_budgets();
     take_witnesses();
   }
+}
+
+// What neighbouring steps choose is mostly the same.
+void CudaGroup::recall() {
+  if (!recalls()) return;
+  launch([&] {
+    return launch_witness({.in = run_.in,
+                           .first_row = first_row_,
+                           .rows = rows_,
+                           .topk = topk_,
+                           .hints = run_.hints,
+                           .found = found(),
+                           .codes = arrays_.codes,
+                           .code_stride = most_hints(topk_),
+                           .done = arrays_.done,
+                           .tau = arrays_.tau},
+                          run_.stream);
+  });
 }
 
 // Kept: the best of the sample, down to the rank that tau is guessed from.
@@ -402,34 +421,38 @@ Rows CudaGroup::listed(const std::uint8_t* screened, const std::uint8_t* lost) {
 
 void CudaGroup::score_in_full() {
   const ScopedLap timed = lap(&Stats::seconds_score);
-  if (method() == Method::dense) return store_pass({});
-  const bool sampled = samples(run_.plan);
-  if (sampled) filter_pass(is_dosa() ? listed(arrays_.screened, nullptr) : Rows{});
+  const bool filters = samples(run_.plan) || recalls();
+  if (!filters && !is_dosa()) return store_pass({});
+  if (filters) filter_pass(is_dosa() ? listed(arrays_.screened, nullptr) : Rows{});
   select_records(topk_, arrays_.kept, arrays_.kept_count);
   check_tau();
-  store_pass(listed(sampled ? nullptr : arrays_.screened, arrays_.lost));
+  store_pass(listed(filters ? nullptr : arrays_.screened, arrays_.lost));
 }
 
 void CudaGroup::select() {
   const ScopedLap timed = lap(&Stats::seconds_select);
   const Selection& out = run_.out;
   launch([&] {
-    return launch_write({.in = run_.in,
+    return launch_write({.in = run_.given,
                          .first_row = first_row_,
                          .rows = rows_,
                          .topk = topk_,
                          .ascending = run_.plan.options.order == Order::ascending,
-                         .relative = run_.plan.options.index_space == IndexSpace::relative,
+                         .space = run_.plan.options.index_space,
+                         .gathered = gathers(run_.plan.shape),
                          .kept = arrays_.kept,
                          .kept_count = arrays_.kept_count,
                          .ids = out.ids.at<std::int32_t>(),
                          .ids_stride = out.ids.stride[0],
                          .scores = out.scores.present() ? out.scores.at<float>() : nullptr,
-                         .scores_stride = out.scores.present() ? out.scores.stride[0] : 0},
+                         .scores_stride = out.scores.present() ? out.scores.stride[0] : 0,
+                         .recent = out.recent.present() ? out.recent.at<std::int32_t>() : nullptr,
+                         .recent_stride = out.recent.stride[0],
+                         .recent_width = out.recent.shape[1]},
                         run_.stream);
   });
   launch([&] {
-    return launch_count({.in = run_.in,
+    return launch_count({.in = run_.given,
                          .first_row = first_row_,
                          .rows = rows_,
                          .topk = topk_,
@@ -439,7 +462,8 @@ void CudaGroup::select() {
                          .lost = arrays_.lost,
                          .seed_count = is_dosa() && !samples(run_.plan) ? arrays_.seed_count : nullptr,
                          .sample = samples(run_.plan) ? sample_of(run_.in.nk) : KeySlice{},
-                         .counters = arrays_.counters},
+                         .counters = arrays_.counters,
+                         .hinted = recalls() ? run_.hints.width : -1},
                         run_.stream);
   });
 }

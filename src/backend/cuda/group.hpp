@@ -10,9 +10,11 @@ namespace dosa::cuda {
 /// What a run works on.
 struct Run {
   const Plan& plan;
-  Inputs in;
+  Inputs given;  // as the caller gave them
+  Inputs in;     // the same, or with pages gathered
   Arrays arrays;
   Selection out;
+  Hints hints;   // none: ids is null
   bool screens_always;  // method dosa by name: a loose certificate is no reason not to screen
   int multiprocessors;
   cudaStream_t stream;
@@ -37,11 +39,13 @@ class CudaGroup final : public QueryGroup {
  private:
   [[nodiscard]] ScopedLap lap(double Stats::* seconds) const { return {run_.clock, seconds, run_.stream}; }
   [[nodiscard]] Method method() const { return run_.plan.options.method; }
-  [[nodiscard]] bool is_dosa() const { return method() == Method::dosa; }
+  [[nodiscard]] bool is_dosa() const { return screens(run_.plan); }
+  [[nodiscard]] bool recalls() const { return cuda::recalls(run_.plan) && run_.hints.ids != nullptr; }
   [[nodiscard]] RecordLists found() const;
   [[nodiscard]] CertifyInputs certify_inputs() const;
   template <class Launch>
   void launch(const Launch& launch_stage);
+  void recall();
   void take_sample();
   void guess_tau_from_sample();
   void expect_tau();

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/stages.hpp"
+#include "backend/cuda/pages.cuh"
 
 namespace dosa::cuda {
 
@@ -68,6 +68,7 @@ __device__ __forceinline__ Visible visible_in(const KeySlice& keys, const std::i
 }
 
 __device__ __forceinline__ Visible visible_keys(const Inputs& in, std::int64_t query) {
+  if (in.pages.owner != nullptr && request_of(in.pages, query) < 0) return {0, 0};
   const std::int64_t begin = in.ks == nullptr ? 0 : max(in.ks[query], 0);
   const std::int64_t end = in.ke == nullptr ? in.nk : min(static_cast<std::int64_t>(in.ke[query]), in.nk);
   return {begin, max(begin, end)};

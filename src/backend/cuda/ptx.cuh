@@ -65,6 +65,15 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+/// The same of a three-dimensional one.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, int layer, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          shared(to)),
+      "l"(map), "r"(column), "r"(row), "r"(layer), "r"(shared(barrier))
+      : "memory");
+}
+
 __device__ __forceinline__ void prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -88,6 +97,14 @@ __device__ __forceinline__ void wait_copies() {
 
 /// Orders this thread's writes to shared memory before reads by tensor cores and copy engine.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Kernels on one stream. Launched by launch_early(), a kernel may begin while the one before it ends.
+
+/// Until the kernel before this one is done, and its writes are visible. Nothing is read or written earlier.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/// The next kernel may begin, once every CTA has called this or ended.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Warpgroups.
 

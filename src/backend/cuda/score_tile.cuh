@@ -85,10 +85,14 @@ class StoredScores {
   static constexpr bool kRecords = false;
 
   /// `key` is that of accumulator row g.
-  __device__ StoredScores(Shared& shared, int buffer, const ScoreArgs& args, int key, int in_quad) : stride_(args.score_stride) {
-    const int first = shared.unit[buffer].row + Lane::query(in_quad);
+  __device__ StoredScores(Shared& shared, int buffer, const ScoreArgs& args, int key, int in_quad)
+      : StoredScores(args, shared.unit[buffer].row, static_cast<int>(args.rows), key, in_quad) {}
+
+  /// Of rows [row, row_end).
+  __device__ StoredScores(const ScoreArgs& args, int row, int row_end, int key, int in_quad) : stride_(args.score_stride) {
+    const int first = row + Lane::query(in_quad);
     if constexpr (Lane::kHalves == 1) key += 8 * Lane::half(in_quad);
-    rows_left_ = static_cast<int>(args.rows) - first;
+    rows_left_ = row_end - first;
     keys_left_ = rows_left_ > 0 ? static_cast<int>(args.key_end) - key : 0;
     to_ = args.scores + first * stride_ + (key - args.key_begin);
   }

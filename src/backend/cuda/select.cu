@@ -8,7 +8,9 @@
 #include <cooperative_groups.h>
 #include <cstdint>
 
+#include "backend/cuda/launch_early.cuh"
 #include "backend/cuda/order.cuh"
+#include "backend/cuda/ptx.cuh"
 #include "backend/cuda/record_buffer.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/stages.hpp"
@@ -388,6 +390,8 @@ __device__ void select_row(const Row& row, int topk, int capacity, Record* kept,
 
 template <int kThreads>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kernel(SelectScoresArgs args, int capacity) {
+  ptx::wait_for_previous();
+  ptx::let_next_begin();
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
   if (r >= count_of(args.pass, args.rows)) return;
   const std::int64_t slice_row = row_of(args.pass, r);
@@ -409,6 +413,8 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kerne
 template <int kThreads>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kernel(SelectRecordsArgs args,
                                                                                    int capacity) {
+  ptx::wait_for_previous();
+  ptx::let_next_begin();
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
   std::int32_t* kept_count = args.kept_count + r;
   const std::int32_t count = args.record_count[r];
@@ -448,17 +454,7 @@ cudaError_t launch(void (*kernel)(Args, int), const Args& args, std::int64_t row
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
   if (shape.parts > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(shape.parts), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows * shape.parts));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args, capacity);
+  return launch_early(kernel, rows * shape.parts, shape.threads, bytes, shape.parts, stream, args, capacity);
 }
 
 }  // namespace
@@ -472,7 +468,8 @@ cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocesso
 
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  const Shape shape = shape_for(args.rows, multiprocessors);
+  Shape shape = shape_for(args.rows, multiprocessors);
+  if (args.record_stride <= capacity_for(args.topk)) shape.parts = 1;  // then they are copied, not read: a cluster's barriers are dear
   return launch(shape.threads == kManyRows ? select_records_kernel<kManyRows> : select_records_kernel<kFewRows>, args,
                 args.rows, args.topk, shape, stream);
 }

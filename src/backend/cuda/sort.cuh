@@ -1,6 +1,8 @@
-// A bitonic network over kItems keys of each thread of a CTA: steps inside a thread's registers, inside a warp by
-// shuffles, across warps through shared memory.
+// Sorting in a CTA: a bitonic network over kItems keys of each thread (steps inside a thread's registers, inside a warp by
+// shuffles, across warps through shared memory), and a faster way for keys that spread evenly.
 #pragma once
+
+#include <cstdint>
 
 namespace dosa::cuda {
 
@@ -47,5 +49,156 @@ __device__ void sort(Key (&item)[kItems], Key* exchange) {
     }
   }
 }
+
+/// Keys that spread evenly over their range, as the tail of a bell does well enough, are few in each of so many bins, and a
+/// key's rank in its bin is soon counted.
+template <int kThreads, int kItems>
+class BinSort {
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBinBits = 11;
+  static constexpr int kBins = 1 << kBinBits;
+  static constexpr int kEach = kBins / kThreads;
+  static constexpr unsigned kFull = 0xFFFFFFFFU;
+  static constexpr std::uint32_t kMostInBin = 192;  // beyond, the network is faster
+  static_assert(kBins % kThreads == 0 && kWarps <= 32);
+
+ public:
+  using Key = std::uint64_t;
+  struct Shared {
+    Key sorted[kItems * kThreads];
+    Key binned[kItems * kThreads];
+    std::uint32_t start[kBins + 1];
+    Key warp_low[kWarps], warp_high[kWarps];
+    std::uint32_t warp_sum[kWarps], warp_most[kWarps];
+  };
+
+  /// Which bin a key belongs to.
+  struct Spread {
+    Key low, high;
+    int shift;
+    __device__ int bin(Key key) const { return static_cast<int>((key - low) >> shift); }
+  };
+
+  /// All threads: the first `count` of shared.sorted become the keys, ascending. Key i * kThreads + thread of them is item i of a
+  /// thread; keys are distinct. Begins and ends with a barrier.
+  static __device__ Spread run(Shared& shared, Key (&item)[kItems], int count) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const Spread spread = spread_of(shared, item, count);
+    std::uint32_t place[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i * kThreads + thread < count) place[i] = atomicAdd(&shared.start[spread.bin(item[i])], 1U);
+    }
+    __syncthreads();
+    if (sum_bins(shared) > kMostInBin) {
+      network(shared, item, count);
+      return spread;
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i * kThreads + thread < count) shared.binned[shared.start[spread.bin(item[i])] + place[i]] = item[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i * kThreads + thread >= count) continue;
+      const int bin = spread.bin(item[i]);
+      const std::uint32_t begin = shared.start[bin], end = shared.start[bin + 1];
+      std::uint32_t rank = begin;
+      for (std::uint32_t at = begin; at < end; ++at) rank += shared.binned[at] < item[i] ? 1 : 0;
+      shared.sorted[rank] = item[i];
+    }
+    __syncthreads();
+    return spread;
+  }
+
+  /// Whether `key` is among the keys of the last run.
+  static __device__ bool contains(const Shared& shared, const Spread& spread, Key key) {
+    if (key < spread.low || key > spread.high) return false;
+    const int bin = spread.bin(key);
+    bool found = false;
+    for (std::uint32_t at = shared.start[bin]; at < shared.start[bin + 1]; ++at) found = found || shared.sorted[at] == key;
+    return found;
+  }
+
+ private:
+
+  // The range of the keys; empties the bins.
+  static __device__ Spread spread_of(Shared& shared, const Key (&item)[kItems], int count) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    Key low = ~Key{0}, high = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i * kThreads + thread >= count) continue;
+      low = min(low, item[i]);
+      high = max(high, item[i]);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      low = min(low, __shfl_xor_sync(kFull, low, step));
+      high = max(high, __shfl_xor_sync(kFull, high, step));
+    }
+    __syncthreads();
+    for (int bin = thread; bin <= kBins; bin += kThreads) shared.start[bin] = 0;
+    if (lane == 0) {
+      shared.warp_low[warp] = low;
+      shared.warp_high[warp] = high;
+    }
+    __syncthreads();
+    low = lane < kWarps ? shared.warp_low[lane] : ~Key{0};
+    high = lane < kWarps ? shared.warp_high[lane] : 0;
+    for (int step = kWarps / 2; step > 0; step /= 2) {
+      low = min(low, __shfl_xor_sync(kFull, low, step));
+      high = max(high, __shfl_xor_sync(kFull, high, step));
+    }
+    low = __shfl_sync(kFull, low, 0);
+    high = __shfl_sync(kFull, high, 0);
+    const int bits = 64 - __clzll(static_cast<long long>(high - low));  // of an empty row: of nonsense, which no key meets
+    return {low, high, max(bits - kBinBits, 0)};
+  }
+
+  // From counts to where each bin begins; returns the largest count.
+  static __device__ std::uint32_t sum_bins(Shared& shared) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    std::uint32_t count[kEach], sum = 0, most = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      count[i] = shared.start[thread * kEach + i];
+      sum += count[i];
+      most = max(most, count[i]);
+    }
+    std::uint32_t up_to = sum;
+    for (int step = 1; step < 32; step *= 2) {
+      const std::uint32_t other = __shfl_up_sync(kFull, up_to, step);
+      if (lane >= step) up_to += other;
+    }
+    most = __reduce_max_sync(kFull, most);
+    if (lane == 31) shared.warp_sum[warp] = up_to;
+    if (lane == 0) shared.warp_most[warp] = most;
+    __syncthreads();
+    std::uint32_t at = up_to - sum + __reduce_add_sync(kFull, lane < warp ? shared.warp_sum[lane] : 0U);
+    most = __reduce_max_sync(kFull, lane < kWarps ? shared.warp_most[lane] : 0U);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      shared.start[thread * kEach + i] = at;
+      at += count[i];
+    }
+    if (thread == kThreads - 1) shared.start[kBins] = at;
+    __syncthreads();
+    return most;
+  }
+
+  // Rare, so kept out of the registers of what calls it.
+  static __device__ __noinline__ void network(Shared& shared, Key (&item)[kItems], int count) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i * kThreads + static_cast<int>(threadIdx.x) >= count) item[i] = ~Key{0};
+    }
+    sort<kThreads>(item, shared.sorted);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) shared.sorted[threadIdx.x * kItems + i] = item[i];
+    __syncthreads();
+  }
+};
 
 }  // namespace dosa::cuda

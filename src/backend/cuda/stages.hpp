@@ -9,23 +9,40 @@
 
 #include <cstdint>
 
+#include "dosa/options.hpp"
+
 namespace dosa::cuda {
 
 inline constexpr int kDim = 128;
 inline constexpr int kMaxHeads = 128;
 
+/// Keys in pages (Problem::kv_cache and block_table). A page is page_size rows of 128 bytes, then page_size scales.
+struct Pages {
+  int page_shift = 0;                  // page_size = 1 << page_shift; 0: keys are contiguous
+  const std::uint8_t* pool = nullptr;
+  std::int64_t stride = 0;             // bytes from page to page, a multiple of 4
+  std::int64_t count = 0;              // pages of the pool; keys of any other are read as zero
+  const std::int32_t* table = nullptr;  // page of block b of request r at [r * table_stride + b * block_stride]
+  std::int64_t table_stride = 0;
+  std::int64_t block_stride = 0;
+  std::int64_t requests = 0;           // rows of the table
+  const std::int32_t* owner = nullptr;  // [nq] request of every query, or null:
+  std::int64_t queries = 0;            // so many neighbours belong to one request
+};
+
 /// The caller's tensors.
 struct Inputs {
   const std::uint8_t* q;   // e4m3 [nq][heads][128], dense
-  const std::uint8_t* k;   // e4m3 [nk][128], dense
+  const std::uint8_t* k;   // e4m3 [nk][128], dense; null where keys are in pages
   const float* k_scale;    // [nk]
   const float* w;          // [nq][heads], row stride w_stride
   const std::int32_t* ks;  // [nq] or null (0)
   const std::int32_t* ke;  // [nq] or null (nk)
   std::int64_t w_stride;
   std::int64_t nq;
-  std::int64_t nk;
+  std::int64_t nk;         // of one request, where keys are in pages
   int heads;
+  Pages pages = {};
 };
 
 /// Which rows of a slice a pass takes: every `step`-th from `first` on, or those of a list that is made on the device. Results
@@ -92,6 +109,7 @@ struct CountArgs {
   const std::int32_t* seed_count;  // [groups of group_rows(heads) rows] witnesses, or null:
   KeySlice sample;                 // tau came from these keys
   Counters* counters;
+  int hinted = -1;                 // keys of each row that tau came from, where launch_witness found it
 };
 cudaError_t launch_count(const CountArgs& args, cudaStream_t stream);
 
@@ -124,6 +142,31 @@ struct ScoreArgs {
   RecordLists found = {};      // at rows of the slice; ids are key numbers
 };
 cudaError_t launch_score(const ScoreArgs& args, int multiprocessors, cudaStream_t stream);
+
+/// Likely winners, any ids: i-th of a query of a request at [query * query_stride + request * request_stride + i * stride].
+struct Hints {
+  const std::int32_t* ids = nullptr;
+  std::int64_t query_stride = 0;
+  std::int64_t request_stride = 0;
+  std::int64_t stride = 1;
+  int width = 0;
+};
+
+/// witness: reference scores of hinted keys in pages, of which tau is the K-th best that the row sees. It proves nothing (ids may
+/// come twice): see launch_check_tau. Without K of them, tau is -inf if all that the row sees can be recorded, else +inf.
+struct WitnessArgs {
+  Inputs in;
+  std::int64_t first_row;
+  std::int64_t rows;
+  int topk;
+  Hints hints;
+  RecordLists found;         // count and lost become 0
+  std::uint32_t* codes;      // [rows][code_stride] scratch
+  std::int64_t code_stride;  // at least the width of the hints
+  std::int32_t* done;        // [rows] scratch, zero before and after
+  float* tau;                // [rows]
+};
+cudaError_t launch_witness(const WitnessArgs& args, cudaStream_t stream);
 
 /// select over stored scores: per row of a pass, the min(K, visible) first of [key_begin, key_end) and of the records kept so
 /// far, in the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution.
@@ -259,22 +302,40 @@ struct SelectRecordsArgs {
 };
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
 
-/// write: kept records to output rows: sorted by score (or by id), ids absolute or relative to max(ks, 0), -1 and -inf
-/// padding, NaN as 0x7FC00000. A row with nothing visible is all -1.
+/// write: kept records to output rows: sorted by score (or by id), ids absolute, relative to max(ks, 0) or slots of the page
+/// pool, -1 and -inf padding, NaN as 0x7FC00000. A row with nothing visible is all -1. The winners of a request's last query that
+/// sees a key come in front of what `recent` held (decode/recent.hpp); more than kMaxRecent ids are not kept.
+inline constexpr int kMaxRecent = 8192;
 struct WriteArgs {
-  Inputs in;
+  Inputs in;                        // as the caller gave them
   std::int64_t first_row;
   std::int64_t rows;
   int topk;
   bool ascending;
-  bool relative;
+  IndexSpace space;
+  bool gathered;                    // ids of kept records count through the keys of all requests: see launch_gather_pages
   const Record* kept;               // [rows][topk]
   const std::int32_t* kept_count;   // [rows]
   std::int32_t* ids;                // [nq][topk], row stride ids_stride
   std::int64_t ids_stride;
   float* scores;                    // null or [nq][topk], row stride scores_stride
   std::int64_t scores_stride;
+  std::int32_t* recent = nullptr;   // null or [requests][recent_width], row stride recent_stride
+  std::int64_t recent_stride = 0;
+  std::int64_t recent_width = 0;
 };
 cudaError_t launch_write(const WriteArgs& args, cudaStream_t stream);
+
+/// gather_pages: keys in pages to contiguous ones, request after request with room for nk each, and the ranges of rows in them. What
+/// no row of a request sees is zero, with scale 1.
+struct GatherPagesArgs {
+  Inputs in;              // keys in pages
+  std::uint8_t* k;        // [requests * nk][128]
+  float* k_scale;         // [requests * nk]
+  std::int32_t* ks;       // [nq]
+  std::int32_t* ke;       // [nq]
+  std::int32_t* seen_to;  // [requests] one past the last key that a row of the request sees
+};
+cudaError_t launch_gather_pages(const GatherPagesArgs& args, cudaStream_t stream);
 
 }  // namespace dosa::cuda
