@@ -281,7 +281,7 @@ class PageRecords {
     }
   }
 
-  __device__ __forceinline__ void take(const Lane& scores, int offset) const {
+  __device__ __forceinline__ void take(const Lane& scores, int offset) {
 #pragma unroll
     for (int i = 0; i < Lane::kRows; ++i) {
 #pragma unroll
@@ -290,7 +290,9 @@ class PageRecords {
         const float score = scores.value[i][half];
         if (key < begin_[i] || key >= end_[i] || score < tau_[i]) continue;  // a NaN is not below anything
         const std::int64_t row = row_of(args_.pass, row_ + i * Columns::kGroup);
-        append(args_.found, row, atomicAdd(&args_.found.count[row], 1), make_record(score, static_cast<std::uint32_t>(key)));
+        const int at = atomicAdd(&args_.found.count[row], 1);
+        append(args_.found, row, at, make_record(score, static_cast<std::uint32_t>(key)));
+        if (at >= args_.found.stride) end_[i] = 0;  // the row is lost: what else reaches a poor tau would cost an atomic each
       }
     }
   }
