@@ -79,12 +79,24 @@ class RecordBuffer {
   void compact() noexcept {
     if (size_ < k_) return;
     std::nth_element(data_, data_ + (k_ - 1), data_ + size_);
+    keep_first();
+  }
+
+  /// The same, in order; `sort(first, count)` sorts ascending. Sooner than compacting records that are sorted next.
+  template <class Sort>
+  void sort(const Sort& sort_records) noexcept {
+    sort_records(data_, static_cast<std::size_t>(size_));
+    if (size_ >= k_) keep_first();
+  }
+
+ private:
+  // The K-th is in its place.
+  void keep_first() noexcept {
     tau_ = std::max(tau_, tau_of(data_[k_ - 1]));
     compactions_ += size_ == capacity_ ? 1 : 0;
     size_ = k_;
   }
 
- private:
   Record* data_ = nullptr;
   std::int32_t size_ = 0;
   std::int32_t capacity_ = 0;

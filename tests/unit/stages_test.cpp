@@ -132,17 +132,18 @@ TEST(Records, TauIsTheKthScore) {
 TEST(Threshold, IsReachedByAboutAsManyAsWanted) {
   test::Random random(3);
   std::array<std::uint32_t, kThresholdSample> scratch;
+  const hwy::Sorter sorter;
   std::vector<float> values(20000);
   for (float& value : values) value = std::uniform_real_distribution<float>(-1.0F, 1.0F)(random);
   for (const std::int64_t want : {200, 2000, 10000}) {
-    const float low = guess_threshold(values.data(), 20000, want, scratch);
+    const float low = guess_threshold(values.data(), 20000, want, scratch, sorter);
     const auto count = std::count_if(values.begin(), values.end(), [&](float value) { return !(value < low); });
     EXPECT_GT(count, want / 2);
     EXPECT_LT(count, want * 2);
   }
-  EXPECT_EQ(guess_threshold(values.data(), 100, 100, scratch), -kInf);  // everything
+  EXPECT_EQ(guess_threshold(values.data(), 100, 100, scratch, sorter), -kInf);  // everything
   std::fill(values.begin(), values.end(), kNaN);
-  EXPECT_EQ(guess_threshold(values.data(), 20000, 10, scratch), kInf);  // bounds that prove nothing are the largest
+  EXPECT_EQ(guess_threshold(values.data(), 20000, 10, scratch, sorter), kInf);  // bounds that prove nothing are the largest
 }
 
 }  // namespace

@@ -300,7 +300,7 @@ void CpuBackend::merge_parts(const GroupContext& context) const {
       std::move(records + part * k, records + part * k + kept, records + count);
       count += kept;
     }
-    if (count > k) std::nth_element(records, records + k - 1, records + count);
+    sorters_.front()(records, static_cast<std::size_t>(count), hwy::SortAscending());
     const auto selected = static_cast<std::size_t>(std::min(count, k));
     write_row(context.plan, context.out, sorters_.front(), row, {records, selected});
   }

@@ -238,7 +238,7 @@ void CpuGroup::visit_panels(VisibleRange range, const Wanted& wanted, const Pack
   }
 }
 
-/// Sorts `records` (at most K) and writes one output row: absolute ids, scores, padding.
+/// Writes one output row of `records` (at most K, sorted): absolute ids, scores, padding.
 void write_row(const Plan& plan, const Selection& out, const hwy::Sorter& sorter, std::int64_t row,
                std::span<Record> records);
 

@@ -91,7 +91,7 @@ void CpuGroup::refine_query(QueryState& query, VisibleRange range) {
   float high = -std::numeric_limits<float>::infinity();
   std::int64_t count = 0;
   for (std::int64_t want = k + k / 4; count < k; want *= 2) {
-    high = guess_threshold(bounds, n, want, threshold_sample());
+    high = guess_threshold(bounds, n, want, threshold_sample(), sorter_);
     count = context_.kernels.collect_at_least(bounds, n, high, positions);
     if (want >= n) break;
   }

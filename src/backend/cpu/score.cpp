@@ -85,7 +85,7 @@ void CpuGroup::take_scores(QueryState& query, const float* scores, VisibleRange 
   std::int64_t count = -1;
   // Without a tau yet, any value that K scores reach is one.
   for (std::int64_t want = k + k / 8 + 64; low == -std::numeric_limits<float>::infinity() && count < k; want *= 2) {
-    const float guess = guess_threshold(scores, range.size(), want, threshold_sample());
+    const float guess = guess_threshold(scores, range.size(), want, threshold_sample(), sorter_);
     count = context_.kernels.collect_at_least(scores, range.size(), guess, scratch_.positions);
     if (want >= range.size()) break;
     // A NaN is collected with every guess, but proves nothing.

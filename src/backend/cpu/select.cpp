@@ -20,10 +20,11 @@ constexpr Record by_score(Record record) noexcept {
 
 void write_row(const Plan& plan, const Selection& out, const hwy::Sorter& sorter, std::int64_t row,
                std::span<Record> records) {
-  const bool ascending = plan.options.order == Order::ascending;
-  if (ascending) std::transform(records.begin(), records.end(), records.begin(), by_id);
-  sorter(records.data(), records.size(), hwy::SortAscending());
-  if (ascending) std::transform(records.begin(), records.end(), records.begin(), by_score);
+  if (plan.options.order == Order::ascending) {
+    std::transform(records.begin(), records.end(), records.begin(), by_id);
+    sorter(records.data(), records.size(), hwy::SortAscending());
+    std::transform(records.begin(), records.end(), records.begin(), by_score);
+  }
 
   const auto count = static_cast<std::int32_t>(records.size());
   for (std::int32_t i = 0; i < plan.shape.topk; ++i) {
@@ -42,7 +43,7 @@ void CpuGroup::select() {
     if (is_identity(query)) {
       for (std::int64_t key = query.visible.begin; key < query.visible.end; ++key) query.records.push(0.0F, static_cast<std::int32_t>(key));
     }
-    query.records.compact();
+    query.records.sort([&](Record* first, std::size_t count) { sorter_(first, count, hwy::SortAscending()); });
     query.report.tau = query.records.tau();
     stats_.compactions += query.records.compactions();
     const std::span<Record> records = query.records.records();
