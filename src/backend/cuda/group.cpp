@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kGroupRows = 4096;  // rows that get the same budget: 64 sampled queries
 constexpr int kGuessSlices = 3;            // tau is guessed after the first slice and after so many
-constexpr double kWorthwhile = 0.8;         // of dense: what `automatic` asks of a prediction, which does not know every cost
+constexpr double kWorthwhile = 0.8;        // of dense: what `automatic` asks of a prediction, which does not know every cost
 
 }  // namespace
 
@@ -35,10 +35,7 @@ void CudaGroup::seed() {
   forget_records();
   if (samples(run_.plan)) {
     take_sample();
-    if (is_dosa()) {
-      expect_tau();
-      choose_budgets();
-    }
+    if (is_dosa()) choose_budgets();
     guess_tau_from_sample();
   } else if (run_.plan.options.seeds == SeedPolicy::nearest_spread) {
     launch([&] { return cudaMemsetAsync(arrays_.budget, 1, static_cast<std::size_t>(rows_), run_.stream); });
@@ -74,12 +71,11 @@ void CudaGroup::recall() {
 // Kept: the best of the sample, down to the rank that tau is guessed from.
 void CudaGroup::take_sample() {
   const KeySlice sample = sample_of(run_.in.nk);
-  const int rank = guessed_rank(topk_, sample.period);
   Inputs in = run_.in;
   in.k = arrays_.sample_k;
   in.k_scale = arrays_.sample_scale;
   for (Rows pass; pass.first < rows_; pass.first += run_.plan.full_queries) {
-    score_pass(in, sample, pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), rank, arrays_.kept,
+    score_pass(in, sample, pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), sample_rank(), arrays_.kept,
                arrays_.kept_count);
   }
 }
@@ -87,8 +83,7 @@ void CudaGroup::take_sample() {
 // The score that K keys are expected to reach, and some more for safety. It proves nothing unless K keys of the sample reach it,
 // so check_tau() looks at the outcome. Rows that see too few keys for a guess have a tau of -inf.
 void CudaGroup::guess_tau_from_sample() {
-  const int rank = guessed_rank(topk_, sample_of(run_.in.nk).period);
-  launch([&] { return launch_tau({rows_, rank, arrays_.kept, arrays_.kept_count, arrays_.tau}, run_.stream); });
+  launch([&] { return launch_tau({rows_, sample_rank(), arrays_.kept, arrays_.kept_count, arrays_.tau}, run_.stream); });
 }
 
 // Budgets are chosen by the tau of the last guess, which most keys meet: its rank is known beforehand.
@@ -96,12 +91,11 @@ void CudaGroup::expect_tau() {
   const int slices = run_.plan.key_slices;
   if (slices == 1) return guess_tau_from_sample();
   const double step = std::max(1.0, slices / static_cast<double>(kGuessSlices));
-  const int sampled = sample_of(run_.in.nk).period;
-  const int rank = static_cast<int>(std::ceil(guessed_rank(topk_, step) * step / sampled));
+  const int rank = static_cast<int>(std::ceil(guessed_rank(topk_, step) * step / sample_of(run_.in.nk).period));
   launch([&] {
     return launch_select_records({.rows = rows_,
                                   .records = arrays_.kept,
-                                  .record_stride = guessed_rank(topk_, sampled),
+                                  .record_stride = sample_rank(),
                                   .record_count = arrays_.kept_count,
                                   .topk = rank,
                                   .kept = arrays_.guess_kept,
@@ -163,6 +157,7 @@ void CudaGroup::choose_budgets() {
     });
     return;
   }
+  if (samples(run_.plan)) expect_tau();
   launch([&] {
     return launch_predict({certify_inputs(), first_anchor(rows_), kAnchorStep, arrays_.predicted, arrays_.sampled}, run_.stream);
   });
@@ -337,7 +332,7 @@ void CudaGroup::refine() {
   const ScopedLap timed = lap(&Stats::seconds_refine);
   if (slice_ == 0) forget_records();
   refine_lists(arrays_.count, arrays_.screened);
-  if (slice_ + 1 == 1 || slice_ + 1 == kGuessSlices) guess_tau();
+  if (slice_ == 0 || slice_ + 1 == kGuessSlices) guess_tau();
 }
 
 // The slices so far are a larger sample of all keys, and their best scores are known. Records below the new tau stay: which of

@@ -42,6 +42,7 @@ class CudaGroup final : public QueryGroup {
   [[nodiscard]] bool is_dosa() const { return screens(run_.plan); }
   [[nodiscard]] bool recalls() const { return cuda::recalls(run_.plan) && run_.hints.ids != nullptr; }
   [[nodiscard]] RecordLists found() const;
+  [[nodiscard]] int sample_rank() const { return guessed_rank(topk_, sample_of(run_.in.nk).period); }
   [[nodiscard]] CertifyInputs certify_inputs() const;
   template <class Launch>
   void launch(const Launch& launch_stage);

@@ -20,6 +20,18 @@ constexpr int padded_heads(int heads) {
 }
 constexpr float padding_weight(int head, int heads) { return head < (heads + 7) / 8 * 8 ? 0.0F : -0.0F; }
 
+/// Calls launch.template operator()<kHeads>() with the heads that kernels are compiled for.
+template <class Launch>
+auto with_heads(int heads, const Launch& launch) {
+  switch (padded_heads(heads)) {
+    case 8: return launch.template operator()<8>();
+    case 16: return launch.template operator()<16>();
+    case 32: return launch.template operator()<32>();
+    case 64: return launch.template operator()<64>();
+    default: return launch.template operator()<128>();
+  }
+}
+
 /// The columns of a score tile: kColumns / kHeads queries of kHeads heads. Head 8 t + 2 c + e belongs to lane c of a
 /// quad, as the reference's chains have it, and lies in accumulator block j = slot * kHeads / 8 + t. Which query a slot
 /// holds differs from lane to lane (slot ^ c within groups of four), so that in the sums across the quad each lane

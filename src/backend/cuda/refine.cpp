@@ -3,13 +3,7 @@
 namespace dosa::cuda {
 
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream) {
-  switch (padded_heads(args.in.heads)) {
-    case 8: return launch_refine_as<8>(args, multiprocessors, stream);
-    case 16: return launch_refine_as<16>(args, multiprocessors, stream);
-    case 32: return launch_refine_as<32>(args, multiprocessors, stream);
-    case 64: return launch_refine_as<64>(args, multiprocessors, stream);
-    default: return launch_refine_as<128>(args, multiprocessors, stream);
-  }
+  return with_heads(args.in.heads, [&]<int kHeads>() { return launch_refine_as<kHeads>(args, multiprocessors, stream); });
 }
 
 }  // namespace dosa::cuda
