@@ -139,6 +139,7 @@ Options options_of(const dosa_options& c, Arguments& arguments) {
   options.memory_budget = c.memory_budget;
   options.min_context = c.min_context;
   options.verify_rows = c.verify_rows;
+  options.time_stages = c.time_stages != 0;
   return options;
 }
 
@@ -171,10 +172,31 @@ Problem problem_of(const dosa_problem& c, Arguments& arguments) {
 void report(const Stats& stats, dosa_stats& c) {
   const std::size_t size = c.size;
   const PathCounts& path = stats.path;
-  c = {size,          stats.rows,   stats.clamped_rows,   path.empty,        path.short_rows,
-       path.dosa,     path.full,    path.full_context,    path.full_loose,   path.full_exempt,
-       stats.visible, stats.seeds,  stats.screened,       stats.survivors,   stats.refined,
-       stats.full,    stats.exempt, stats.predicted_work, stats.planned_rows};
+  c = {size,
+       stats.rows,
+       stats.clamped_rows,
+       path.empty,
+       path.short_rows,
+       path.dosa,
+       path.full,
+       path.full_context,
+       path.full_loose,
+       path.full_exempt,
+       stats.visible,
+       stats.seeds,
+       stats.screened,
+       stats.survivors,
+       stats.refined,
+       stats.full,
+       stats.exempt,
+       stats.predicted_work,
+       stats.planned_rows,
+       stats.seconds_seed,
+       stats.seconds_certify,
+       stats.seconds_screen,
+       stats.seconds_refine,
+       stats.seconds_select,
+       stats.seconds_score};
 }
 
 }  // namespace
@@ -255,7 +277,7 @@ size_t dosa_plan_workspace_bytes(const dosa_plan* plan) { return plan->plan.work
 const char* dosa_plan_describe(const dosa_plan* plan) { return plan->text.c_str(); }
 
 dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const dosa_problem* problem,
-                     const dosa_selection* selection, void* workspace, size_t workspace_bytes, void* /*stream*/,
+                     const dosa_selection* selection, void* workspace, size_t workspace_bytes, void* stream,
                      dosa_stats* stats) {
   return guarded([&] {
     Arguments arguments;
@@ -270,9 +292,25 @@ dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const d
                            arguments.view<void>("scores", selection->scores),
                            arguments.view<void>("recent", selection->recent)};
     if (arguments.wrong()) return arguments.status();
-    const auto ran = indexer->indexer.run(plan->plan, input, output, {workspace, workspace_bytes});
+    const auto ran = indexer->indexer.run(plan->plan, input, output, {workspace, workspace_bytes, stream});
     if (!ran) return complain(ran.error());
     if (stats != nullptr) report(*ran, *stats);
+    return DOSA_OK;
+  });
+}
+
+dosa_status dosa_counters(const dosa_indexer* indexer, const dosa_plan* plan, void* workspace, size_t workspace_bytes,
+                          void* stream, dosa_stats* stats) {
+  return guarded([&] {
+    Arguments arguments;
+    arguments.not_null("indexer", indexer);
+    arguments.not_null("plan", plan);
+    arguments.not_null("workspace", workspace);
+    arguments.sized("stats", stats);
+    if (arguments.wrong()) return arguments.status();
+    const auto counted = indexer->indexer.counters(plan->plan, {workspace, workspace_bytes, stream});
+    if (!counted) return complain(counted.error());
+    report(*counted, *stats);
     return DOSA_OK;
   });
 }

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Raised when a caller that was compiled against an older header would no longer work. */
-#define DOSA_ABI_VERSION 2
+#define DOSA_ABI_VERSION 3
 
 /* What a call came to. Anything but DOSA_OK leaves a message for dosa_last_error. */
 typedef enum dosa_status {
@@ -96,6 +96,8 @@ typedef struct dosa_options {
   int64_t memory_budget;      /* largest workspace, in bytes */
   int64_t min_context;        /* method auto scores rows in full that see fewer keys; 0: derived from topk */
   int64_t verify_rows;        /* debug mode: recompute this many rows in full and compare; 0: off */
+  int32_t time_stages;        /* 1: cuda times its stages and waits for the stream; cpu always times */
+  int32_t reserved;           /* 0 */
 } dosa_options;
 
 /* The part of a problem that fixes a plan. */
@@ -159,6 +161,7 @@ typedef struct dosa_stats {
   int64_t exempt_keys;
   double predicted_work; /* relative to full scoring, summed over planned_rows */
   double planned_rows;
+  double seconds_seed, seconds_certify, seconds_screen, seconds_refine, seconds_select, seconds_score; /* by stage */
 } dosa_stats;
 
 typedef struct dosa_indexer dosa_indexer;
@@ -202,11 +205,17 @@ DOSA_API const char* dosa_plan_describe(const dosa_plan* plan);
 
 /* Writes every row of `selection`.
  * workspace: 64-byte aligned, contents before and after unspecified, in the backend's memory. stats: may be NULL.
- * stream: ignored by the cpu backend, which is done when the call returns. Allocates nothing, keeps nothing.
+ * stream: a cudaStream_t; cuda enqueues its work there and does not wait, so `stats` holds what the host knows (dosa_counters
+ * has the rest). Ignored by the cpu backend, which is done when the call returns. Allocates nothing, keeps nothing.
  * Errors leave the output untouched, except VERIFICATION_FAILED: INVALID_ARGUMENT, WORKSPACE_TOO_SMALL. */
 DOSA_API dosa_status dosa_run(const dosa_indexer* indexer, const dosa_plan* plan, const dosa_problem* problem,
                               const dosa_selection* selection, void* workspace, size_t workspace_bytes, void* stream,
                               dosa_stats* stats);
+
+/* What the last run on this workspace counted, seconds aside. cuda: waits for the stream. cpu: zeros, dosa_run has told it.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED_DEVICE. */
+DOSA_API dosa_status dosa_counters(const dosa_indexer* indexer, const dosa_plan* plan, void* workspace,
+                                   size_t workspace_bytes, void* stream, dosa_stats* stats);
 
 /* Fills *problem (its size set) with views of the step's arrays: row b * next_n + j is draft token j of request b.
  * Errors: INVALID_ARGUMENT. */

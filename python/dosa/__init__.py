@@ -6,8 +6,8 @@
 Arrays of NumPy, PyTorch, JAX, CuPy and whatever else exports DLPack go in and come out without a copy; FP8 arrays as
 float8_e4m3fn or as uint8 views.
 
-dosa.dropin has the calls that serving engines make today, dosa.prepare makes indexer inputs from hidden states,
-dosa.capture records a running model's, and ``python -m dosa.report`` draws what became of them.
+dosa.dropin has the calls that serving engines make today, dosa.pages writes caches of keys, dosa.prepare makes indexer
+inputs from hidden states, dosa.capture records a running model's, and ``python -m dosa.report`` draws what became of them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _core, capture, dropin, prepare
-from ._check import Verification, explain, scores, verify
+from . import _core, capture, dropin, pages, prepare
+from ._check import Verification, explain, scores, verify, verify_paged
 from ._core import PathCounts, Plan, Stats
 from ._errors import ArgumentError, Error, FileError, UnsupportedError, VerificationError
-from ._indexer import Indexer, Selection, empty_workspace, topk
+from ._indexer import Indexer, Selection, empty_workspace, topk, topk_paged
 from ._options import Options
-from ._trace import Problem, Trace, load_trace, save_trace
+from ._trace import DecodeTrace, PagedProblem, Problem, Trace, load_decode_trace, load_trace, save_trace
 
 __version__: str = _core.version()
 
 __all__ = [
     "ArgumentError",
+    "DecodeTrace",
     "Error",
     "FileError",
     "Indexer",
     "Options",
+    "PagedProblem",
     "PathCounts",
     "Plan",
     "Problem",
@@ -45,12 +47,16 @@ __all__ = [
     "empty_workspace",
     "explain",
     "info",
+    "load_decode_trace",
     "load_trace",
+    "pages",
     "prepare",
     "save_trace",
     "scores",
     "topk",
+    "topk_paged",
     "verify",
+    "verify_paged",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Checking and explaining: the oracle, its scores, and why a run took what it took. All on host arrays."""
+"""Checking and explaining: the oracle, its scores, and why a run took what it took. All of it computes on the CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Sequence
 import numpy as np
 
 from . import _core
-from ._arrays import Array, host_empty, readable
-from ._errors import ArgumentError
-from ._indexer import extents, problem_of
+from ._arrays import Array, host_empty, on_gpu, to_host
+from ._errors import ArgumentError, UnsupportedError
+from ._indexer import extents, paged_extents, paged_problem_of, problem_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +37,7 @@ def scores(
     ke: Array | None = None,
     *,
     rows: int | Sequence[int] | None = None,
-    reference: Reference = "cpu",
+    reference: Reference | None = None,
     threads: int = 0,
 ) -> np.ndarray:
     """Reference scores of every visible key, by plain scalar code.
@@ -45,11 +45,12 @@ def scores(
     Parameters
     ----------
     q, k, k_scale, w, ks, ke : array
-        As `topk` takes them, in host memory.
+        As `topk` takes them; copied from a GPU.
     rows : int or sequence of int, optional
         Queries: that many, evenly spread, or these; default: all.
-    reference : {"cpu", "sm90"}
-        Whose arithmetic: this library's on a CPU, or that of DeepGEMM's SM90 kernels, emulated.
+    reference : {"cpu", "sm90"}, optional
+        Whose arithmetic: this library's on a CPU, or that of DeepGEMM's SM90 kernels and of the cuda backend, emulated.
+        Default: "sm90" if q is on a GPU.
     threads : int
         0: one per CPU this process may use.
 
@@ -69,8 +70,16 @@ def scores(
     """
     chosen = spread_rows(extents(q, k)[0], rows)
     out = host_empty((len(chosen), int(k.shape[0])), np.float32)
-    _core.scores(problem_of(q, k, k_scale, w, ks, ke), chosen, reference, threads, out)
+    _core.scores(_host_problem(q, k, k_scale, w, ks, ke), chosen, _reference(reference, q), threads, out)
     return out
+
+
+def _host_problem(*arrays: Array | None) -> tuple:
+    return problem_of(*(None if array is None else to_host(array) for array in arrays))
+
+
+def _reference(reference: Reference | None, q: Array) -> Reference:
+    return reference or ("sm90" if on_gpu(q) else "cpu")
 
 
 class Verification(NamedTuple):
@@ -104,7 +113,7 @@ def verify(
     order: Literal["score", "ascending", "any"] = "score",
     ties: Literal["lower_id", "any"] = "lower_id",
     index_space: IndexSpace = "absolute",
-    reference: Reference = "cpu",
+    reference: Reference | None = None,
     threads: int = 0,
 ) -> Verification:
     """Compare a selection, dosa's or anybody's, with full scoring and a full sort.
@@ -112,7 +121,7 @@ def verify(
     Parameters
     ----------
     q, k, k_scale, w, ks, ke : array
-        As `topk` takes them, in host memory.
+        As `topk` takes them; they, ids and scores are copied from a GPU.
     ids : array, int32 [queries, topk]
     scores : array, float32 [queries, topk], optional
         Compared bit for bit where given.
@@ -139,31 +148,79 @@ def verify(
     -----
     Cost: as `scores`.
     """
+    nq = extents(q, k)[0]
+    problem = _host_problem(q, k, k_scale, w, ks, ke)
+    first = np.zeros(nq, np.int64) if ks is None or index_space == "absolute" else np.maximum(to_host(ks), 0)
+    how = (_reference(reference, q), order, ties, index_space, threads)
+    return _compare(problem, nq, int(k.shape[0]), first, ids, scores, rows, *how)
+
+
+def verify_paged(
+    q: Array,
+    kv_cache: Array,
+    w: Array,
+    context_lens: Array,
+    block_table: Array,
+    *,
+    ids: Array,
+    scores: Array | None = None,
+    ks: Array | None = None,
+    requests: Array | None = None,
+    rows: int | Sequence[int] | None = 8,
+    order: Literal["score", "ascending", "any"] = "score",
+    index_space: IndexSpace = "absolute",
+    reference: Reference | None = None,
+    threads: int = 0,
+) -> Verification:
+    """`verify` with keys in pages.
+
+    Parameters
+    ----------
+    q, kv_cache, w, context_lens, block_table, ks, requests : array
+        As `topk_paged` takes them; copied from a GPU.
+    ids, scores, rows, order, index_space, reference, threads
+        As in `verify`; of keys with equal scores the lower positions must have been selected.
+
+    Returns
+    -------
+    Verification
+
+    Raises
+    ------
+    ArgumentError
+        As `verify`.
+    """
+    nq, nk, *_ = paged_extents(q, kv_cache, block_table)
+    arrays = [to_host(array) for array in (q, kv_cache, w, context_lens, block_table)]
+    more = {name: None if array is None else to_host(array) for name, array in (("ks", ks), ("requests", requests))}
+    how = (_reference(reference, q), order, "lower_id", index_space, threads)
+    return _compare(paged_problem_of(*arrays, **more), nq, nk, np.zeros(nq, np.int64), ids, scores, rows, *how)
+
+
+def _compare(problem, nq, nk, first, ids, scores, rows, reference, order, ties, index_space, threads) -> Verification:
+    """`first`: what the oracle's absolute ids are ahead of the given ones in each row, where any of equal keys will do."""
     if order not in ("score", "ascending", "any"):
         raise ArgumentError(f"order is '{order}'; allowed are score, ascending, any")
     if ties not in ("lower_id", "any"):
         raise ArgumentError(f"ties is '{ties}'; allowed are lower_id, any")
-    nq = extents(q, k)[0]
-    given = np.asarray(ids)
+    given = to_host(ids)
     if given.ndim != 2 or given.shape[0] != nq:
         raise ArgumentError(f"ids has shape {list(given.shape)}; it must be [{nq}, topk]")
-    given_scores = None if scores is None else np.asarray(scores)
+    given_scores = None if scores is None else to_host(scores)
     if given_scores is not None and given_scores.shape != given.shape:
         raise ArgumentError(f"scores has shape {list(given_scores.shape)}; ids has {list(given.shape)}")
     chosen = spread_rows(nq, rows)
-    problem = problem_of(q, k, k_scale, w, ks, ke)
     shape = (len(chosen), given.shape[1])
     expected_ids, expected_scores = host_empty(shape, np.int32), host_empty(shape, np.float32)
     placed = "score" if order == "any" else order
     _core.oracle(problem, shape[1], chosen, reference, placed, index_space, threads, expected_ids, expected_scores)
 
-    first = np.zeros(nq, np.int64) if ks is None or index_space == "absolute" else np.maximum(np.asarray(ks), 0)
     differences = []
     for i, row in enumerate(chosen):
         row_ids, row_scores = given[row], None if given_scores is None else given_scores[row]
         want_ids, want_scores = expected_ids[i], expected_scores[i]
         if ties == "any":
-            true = np.full(int(k.shape[0]) + 1, -np.inf, np.float32)[None]
+            true = np.full(nk + 1, -np.inf, np.float32)[None]
             _core.scores(problem, [row], reference, threads, true[:, :-1])
             found = _tied_difference(row_ids, row_scores, int(first[row]), true[0], want_ids, want_scores, order)
         else:
@@ -246,7 +303,7 @@ def explain(
     Parameters
     ----------
     q, k, k_scale, w, ks, ke, topk
-        As `topk` takes them, in host memory.
+        As `topk` takes them, in host memory: runs of the cpu backend are looked into.
     rows : int or sequence of int, optional
         Queries to look into: that many, evenly spread, or these; None: all.
     sampled_keys : int
@@ -276,6 +333,8 @@ def explain(
     -----
     Cost: the runs, and some 0.1 s a row.
     """
+    if on_gpu(q):
+        raise UnsupportedError("explain looks into runs of the cpu backend; what a GPU run counted: Indexer.counters")
     chosen = spread_rows(extents(q, k)[0], rows)
     problem = problem_of(q, k, k_scale, w, ks, ke)
     line = _core.explain(problem, topk, dict(options), chosen, sampled_keys, rounds, indexer_share, audit)

@@ -11,7 +11,7 @@ Precision = Literal["auto", "f32", "i8"]
 Seeds = Literal["auto", "nearest-spread", "chain", "largest-bounds", "sample"]
 Ablation = Literal["none", "no-aggregate", "all-aggregated", "no-projection"]
 Order = Literal["score", "ascending"]
-IndexSpace = Literal["absolute", "relative"]
+IndexSpace = Literal["absolute", "relative", "slot"]
 Reference = Literal["cpu", "sm90"]
 
 
@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
     order: Order
     """best first (default), or by key id"""
     index_space: IndexSpace
-    """ids are rows of k (default), or count from max(ks, 0)"""
+    """ids are rows of k (default), count from max(ks, 0), or are a page's keys' places in its pool"""
     threads: int
     """0: one per CPU this process may use"""
     implementation: str
@@ -48,3 +48,5 @@ class Options(TypedDict, total=False):
     """method "auto" scores rows in full that see fewer keys; 0: derived from topk"""
     verify_rows: int
     """debug mode: recompute this many rows in full and fail on a difference"""
+    time_stages: bool
+    """cuda: wait for the run and fill the seconds of Stats, which the cpu backend always does; not for graph capture"""

@@ -21,6 +21,23 @@ class Problem(NamedTuple):
     ke: Array | None = None
 
 
+class PagedProblem(NamedTuple):
+    """A selection problem with keys in pages, in the order in which ``dosa.topk_paged(*problem)`` takes it."""
+
+    q: Array
+    kv_cache: Array
+    w: Array
+    context_lens: Array
+    block_table: Array
+
+
+class DecodeTrace(NamedTuple):
+    """A decode trace: ``steps, metadata = dosa.load_decode_trace(path)``."""
+
+    steps: list[PagedProblem]
+    metadata: dict[str, str]
+
+
 class Trace(NamedTuple):
     """A trace file: ``problem, metadata = dosa.load_trace(path)``."""
 
@@ -50,6 +67,30 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     """
     *arrays, metadata = _core.load_trace(os.fspath(path))
     return Trace(Problem(*arrays), dict(metadata))
+
+
+def load_decode_trace(path: str | os.PathLike[str]) -> DecodeTrace:
+    """Map a trace of decoding (safetensors): T steps of B requests with n draft tokens each.
+
+    Parameters
+    ----------
+    path : str or path
+        Tensors q F8_E4M3 or U8 [T, B, n, heads, dim], w F32 [T, B, n, heads], context_lens I32 [T, B, n], block_table I32
+        [B, max_blocks] and kv_cache U8 or F8_E4M3 [pages, page_size, 1, dim + 4]. Others are ignored.
+
+    Returns
+    -------
+    DecodeTrace
+        A problem for each step, q [B * n, heads, dim]: read-only NumPy arrays over the mapped file, which stays mapped as
+        long as one of them lives. Steps share the cache and the table.
+
+    Raises
+    ------
+    FileError
+        The file cannot be read, or is not such a trace.
+    """
+    steps, metadata = _core.load_decode_trace(os.fspath(path))
+    return DecodeTrace([PagedProblem(*step) for step in steps], dict(metadata))
 
 
 def save_trace(

@@ -18,7 +18,7 @@ from typing import Any, Collection, Iterator, Mapping
 import numpy as np
 
 from . import prepare
-from ._arrays import Array, framework, on_gpu, readable
+from ._arrays import Array, to_host
 from ._errors import ArgumentError
 from ._trace import Problem, save_trace
 
@@ -107,7 +107,7 @@ class Recorder:
         if not self.wants(layer, int(k.shape[0])):
             return None
         rows = self.sample(int(q.shape[0]))
-        q, k, k_scale, w, ks, ke = (None if array is None else _to_host(array) for array in (q, k, k_scale, w, ks, ke))
+        q, k, k_scale, w, ks, ke = (None if array is None else to_host(array) for array in (q, k, k_scale, w, ks, ke))
         kept = Problem(q[rows], k, k_scale, w[rows], *(None if edge is None else edge[rows] for edge in (ks, ke)))
         size = sum(array.nbytes for array in kept if array is not None)
         if self._bytes + size > self.max_bytes:
@@ -121,13 +121,6 @@ class Recorder:
         self._bytes += size
         self.paths.append(path)
         return path
-
-
-def _to_host(array: Array) -> np.ndarray:
-    if framework(array) == "cupy":
-        return array.get()
-    array = readable(array)
-    return np.asarray(array.cpu() if on_gpu(array) and framework(array) == "torch" else array)
 
 
 @contextlib.contextmanager

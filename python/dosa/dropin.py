@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._arrays import Array
+from ._arrays import Array, namespace
 from ._errors import ArgumentError, Error
-from ._indexer import Indexer, problem_of, topk as select, with_backend
+from ._indexer import Indexer, problem_of, topk as select, topk_paged as select_paged, with_backend
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +65,52 @@ def fp8_mqa_topk(
     k, k_scale = kv
     ks, ke = cu_seq_len_k_start, cu_seq_len_k_end
     return select(q, k, k_scale, weights, ks, ke, topk, scores=False, stream=stream, **options).ids
+
+
+def fp8_paged_mqa_topk(
+    q: Array,
+    kv_cache: Array,
+    weights: Array,
+    context_lens: Array,
+    block_table: Array,
+    topk: int = 2048,
+    *,
+    recent: Array | None = None,
+    stream: int | None = None,
+    **options: Unpack[Options],
+) -> Array:
+    """The arguments of DeepGEMM's ``fp8_paged_mqa_logits``, answered by the Top-K of its logits; no schedule is needed.
+
+    Parameters
+    ----------
+    q : array, float8_e4m3fn or uint8 [B, next_n, heads, dim]
+    kv_cache : array, uint8 [pages, page_size, 1, dim + 4]
+    weights : array, float32 [B * next_n, heads]
+    context_lens : array, int32 [B, next_n]
+        Read when the work runs, so that a captured graph may be replayed with other lengths.
+    block_table : array, int32 [B, max_blocks]
+    topk : int
+        Keys to keep per query.
+    recent, stream, **options
+        As `dosa.topk_paged`. index_space "slot" gives page * page_size + offset, as SGLang's ``topk_transform_512_v2`` and
+        FlashInfer-Bench's indexer do.
+
+    Returns
+    -------
+    array, int32 [B * next_n, topk]
+        Positions in the request, best first.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedError
+        As `dosa.topk_paged`.
+
+    References
+    ----------
+    DeepGEMM, csrc/apis/attention.hpp.
+    """
+    cached = (q, kv_cache, weights, context_lens, block_table)
+    return select_paged(*cached, topk, scores=False, recent=recent, stream=stream, **options).ids
 
 
 def top_k_per_row_prefill(
@@ -149,6 +195,59 @@ def topk_transform_ragged(
     arranged: Options = {"index_space": "relative", **options}
     ids = select(q, k, k_scale, weights, ks, ke, topk, scores=False, stream=stream, **arranged).ids
     return ids + (ids >= 0) * topk_indices_offset[:, None]
+
+
+def topk_transform_paged(
+    q: Array,
+    kv: tuple[Array, Array],
+    weights: Array,
+    ks: Array,
+    ke: Array,
+    page_table: Array,
+    cu_seqlens_q: Array,
+    topk: int = 2048,
+    *,
+    stream: int | None = None,
+    **options: Unpack[Options],
+) -> Array:
+    """SGLang's paged prefill: logits, Top-K and page table in one.
+
+    Parameters
+    ----------
+    q, kv, weights, ks, ke, topk, stream, **options
+        As `fp8_mqa_topk`; the keys of every request were gathered, its first one is at ks.
+    page_table : array, int32 [requests, >= longest]
+        Slot of each position of a request: the table of page size 1.
+    cu_seqlens_q : array, int32 [requests + 1]
+        Queries cu_seqlens_q[r] to cu_seqlens_q[r + 1] are request r's.
+
+    Returns
+    -------
+    array, int32 [queries, topk]
+        Slots, best first; the padding stays -1.
+
+    Raises
+    ------
+    ArgumentError
+        The tables' shapes, and what `dosa.topk` refuses.
+
+    References
+    ----------
+    SGLang, ``fast_topk_transform_fused``.
+    """
+    shapes = list(page_table.shape), list(cu_seqlens_q.shape)
+    if len(shapes[0]) != 2 or shapes[1] != [shapes[0][0] + 1]:
+        raise ArgumentError(
+            f"page_table and cu_seqlens_q have shapes {shapes[0]} and {shapes[1]}; "
+            "they must be [requests, positions] and [requests + 1]"
+        )
+    k, k_scale = kv
+    arranged: Options = {"index_space": "relative", **options}
+    ids = select(q, k, k_scale, weights, ks, ke, topk, scores=False, stream=stream, **arranged).ids
+    space = namespace(ids)
+    rows = space.cumsum(space.ones_like(ids[:, 0]), 0) - 1
+    requests = (rows[:, None] >= cu_seqlens_q[1:-1]).sum(-1)
+    return space.where(ids < 0, ids, page_table[requests[:, None], ids])
 
 
 class Eligibility(NamedTuple):

@@ -1,7 +1,7 @@
-"""``torch.ops.dosa.topk``: selection as a custom operator, so that torch.compile and CUDA graphs can hold it.
+"""``torch.ops.dosa.topk`` and ``topk_paged``: selection as custom operators, so that torch.compile and CUDA graphs can hold it.
 
-Importing this module registers the operator. It has a fake implementation (shapes without data); on a GPU it works on the
-current stream, and its workspace comes from PyTorch's allocator.
+Importing this module registers them. They have fake implementations (shapes without data); on a GPU they work on the
+current stream, and their workspace comes from PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Optional, cast
 
 import torch
 
-from ._indexer import topk as select
+from ._indexer import topk as select, topk_paged as select_paged
 from ._options import Options
 
 
@@ -47,4 +47,40 @@ def topk(
 @topk.register_fake
 def _(q, k, k_scale, w, ks, ke, topk, method="auto", order="score", index_space="absolute"):
     shape = (q.shape[0], topk)
+    return q.new_empty(shape, dtype=torch.int32), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("dosa::topk_paged", mutates_args=("recent",))
+def topk_paged(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    w: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    recent: Optional[torch.Tensor],
+    topk: int,
+    method: str = "auto",
+    order: str = "score",
+    index_space: str = "absolute",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select the `topk` best keys of every query from keys in pages; see `dosa.topk_paged`.
+
+    Parameters
+    ----------
+    q, kv_cache, w, context_lens, block_table, recent, topk, method, order, index_space
+        As `dosa.topk_paged` takes them; `recent` is read and written.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        ids int32 and scores float32 [queries, topk], on q's device.
+    """
+    arranged = cast(Options, {"method": method, "order": order, "index_space": index_space})
+    selection = select_paged(q, kv_cache, w, context_lens, block_table, topk, recent=recent, **arranged)
+    return selection.ids, selection.scores
+
+
+@topk_paged.register_fake
+def _(q, kv_cache, w, context_lens, block_table, recent, topk, method="auto", order="score", index_space="absolute"):
+    shape = (w.shape[0], topk)
     return q.new_empty(shape, dtype=torch.int32), q.new_empty(shape, dtype=torch.float32)

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "dosa/decode.hpp"
 #include "errors.hpp"
 
 namespace nb = nanobind;
@@ -102,9 +103,37 @@ Problem Arrays::problem(const nb::tuple& arrays, std::int32_t topk) {
   problem.ks = input("ks", arrays[4]);
   problem.ke = input("ke", arrays[5]);
   problem.hints = input("hints", arrays[6]);
+  problem.kv_cache = input("kv_cache", arrays[7]);
+  problem.block_table = input("block_table", arrays[8]);
+  problem.requests = input("requests", arrays[9]);
   problem.topk = topk;
+  if (problem.kv_cache.present()) return paged(problem);
   if (problem.q.rank != 3) refuse(fmt::format("q has {} dimensions; it must be [queries, heads, dim]", problem.q.rank));
   if (problem.k.rank != 2) refuse(fmt::format("k has {} dimensions; it must be [keys, dim]", problem.k.rank));
+  return problem;
+}
+
+// q [B, next_n, heads, dim] is a step of decoding: its queries become rows.
+Problem Arrays::paged(const Problem& given) {
+  if (given.kv_cache.rank != 4) {
+    refuse(fmt::format("kv_cache has {} dimensions; it must be [pages, page_size, 1, dim + 4]", given.kv_cache.rank));
+  }
+  if (given.block_table.rank != 2) {
+    refuse(fmt::format("block_table has {} dimensions; it must be [requests, max_blocks]", given.block_table.rank));
+  }
+  if (given.q.rank == 3) return given;
+  if (given.q.rank != 4) {
+    refuse(fmt::format("q has {} dimensions; it must be [B, next_n, heads, dim] or [queries, heads, dim]", given.q.rank));
+  }
+  Problem problem = value_of(decode_problem({.q = given.q,
+                                             .w = given.w,
+                                             .kv_cache = given.kv_cache,
+                                             .block_table = given.block_table,
+                                             .context_lens = given.ke,
+                                             .topk = given.topk}));
+  problem.ks = given.ks;
+  problem.hints = given.hints;
+  problem.requests = given.requests;
   return problem;
 }
 

@@ -18,10 +18,12 @@ class Arrays {
   /// The same, but the array must be writable.
   MutableTensorView output(const char* name, nanobind::handle array);
 
-  /// (q, k, k_scale, w, ks, ke, hints)
+  /// (q, k, k_scale, w, ks, ke, hints, kv_cache, block_table, requests)
   Problem problem(const nanobind::tuple& arrays, std::int32_t topk);
 
  private:
+  static Problem paged(const Problem& given);
+
   std::vector<nanobind::ndarray<nanobind::ro>> inputs_;
   std::vector<nanobind::ndarray<>> outputs_;
 };

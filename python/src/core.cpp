@@ -11,8 +11,10 @@
 #include <fmt/format.h>
 
 #include "arrays.hpp"
+#include "base/keys.hpp"
 #include "base/parallel.hpp"
 #include "dosa/indexer.hpp"
+#include "dosa/pages.hpp"
 #include "errors.hpp"
 #include "explain.hpp"
 #include "io/run_json.hpp"
@@ -57,16 +59,16 @@ class PyIndexer {
     indexer_.emplace(value_of(Indexer::create(owned_.options)));
   }
 
-  [[nodiscard]] Plan plan(std::int64_t nq, std::int64_t nk, std::int32_t heads, std::int32_t dim,
-                          std::int32_t topk) const {
-    return value_of(indexer_->plan({nq, nk, heads, dim, topk}));
+  [[nodiscard]] Plan plan(std::int64_t nq, std::int64_t nk, std::int32_t heads, std::int32_t dim, std::int32_t topk,
+                          std::int64_t requests, std::int32_t page_size) const {
+    return value_of(indexer_->plan({nq, nk, heads, dim, topk, requests, page_size}));
   }
 
-  Stats run(const Plan& plan, const nb::tuple& problem, nb::handle ids, nb::handle scores, nb::handle workspace,
-            std::uintptr_t stream) {
+  Stats run(const Plan& plan, const nb::tuple& problem, nb::handle ids, nb::handle scores, nb::handle recent,
+            nb::handle workspace, std::uintptr_t stream) {
     Arrays arrays;
     const Problem input = arrays.problem(problem, plan.shape.topk);
-    const Selection output{arrays.output("ids", ids), arrays.output("scores", scores)};
+    const Selection output{arrays.output("ids", ids), arrays.output("scores", scores), arrays.output("recent", recent)};
     const Workspace scratch = workspace_of(arrays, workspace, stream);
     return alone([&] { return indexer_->run(plan, input, output, scratch); });
   }
@@ -163,7 +165,7 @@ void scores(const nb::tuple& problem, const std::vector<std::int64_t>& rows, con
             std::int32_t threads, nb::handle scores) {
   Arrays arrays;
   Problem input = arrays.problem(problem, 1);
-  const std::int64_t nk = input.k.shape[0];
+  const std::int64_t nk = key_count(input);
   const MutableTensorView out = arrays.output("scores", scores);
   demand("scores", out, DType::f32, static_cast<std::int64_t>(rows.size()), nk);
   input.topk = static_cast<std::int32_t>(nk);  // the oracle has no limit: every visible key
@@ -197,16 +199,54 @@ std::string explain(const nb::tuple& problem, std::int32_t topk, const nb::dict&
   return line.line();
 }
 
+/// A mapped file, and what keeps it mapped for the arrays over it.
+std::pair<const Trace*, nb::capsule> open_trace(const std::string& path) {
+  auto* trace = new Trace(value_of(Trace::open(path)));
+  return {trace, nb::capsule(trace, [](void* pointer) noexcept { delete static_cast<Trace*>(pointer); })};
+}
+
 nb::tuple load_trace(const std::string& path) {
-  auto opened = value_of(Trace::open(path));
-  if (opened.problem().kv_cache.present()) {
-    throw Failure({ErrorCode::bad_file, path + ": its keys are in pages (kv_cache); load_trace maps traces with contiguous keys"});
-  }
-  auto* trace = new Trace(std::move(opened));
-  const nb::capsule owner(trace, [](void* pointer) noexcept { delete static_cast<Trace*>(pointer); });
+  const auto [trace, owner] = open_trace(path);
   const Problem& p = trace->problem();
+  if (is_paged(p)) {
+    throw Failure({ErrorCode::bad_file, path + ": its keys are in pages (kv_cache); load_decode_trace maps such traces"});
+  }
   return nb::make_tuple(to_numpy(p.q, owner), to_numpy(p.k, owner), to_numpy(p.k_scale, owner), to_numpy(p.w, owner),
                         to_numpy(p.ks, owner), to_numpy(p.ke, owner), trace->metadata());
+}
+
+/// A list of (q, kv_cache, w, context_lens, block_table), one for each step, and the metadata.
+nb::tuple load_decode_trace(const std::string& path) {
+  const auto [trace, owner] = open_trace(path);
+  nb::list steps;
+  for (std::int64_t step = 0; step < trace->steps(); ++step) {
+    const Problem p = trace->problem(step);
+    if (!is_paged(p)) {
+      throw Failure({ErrorCode::bad_file, path + ": its keys are contiguous (k); load_trace maps such traces"});
+    }
+    steps.append(nb::make_tuple(to_numpy(p.q, owner), to_numpy(p.kv_cache, owner), to_numpy(p.w, owner),
+                                to_numpy(p.ke, owner), to_numpy(p.block_table, owner)));
+  }
+  return nb::make_tuple(steps, trace->metadata());
+}
+
+void insert_keys(nb::handle kv_cache, nb::handle keys, nb::handle slots, bool power_of_two, float floor) {
+  Arrays arrays;
+  const QuantizeRule rule{power_of_two ? ScaleRule::power_of_two : ScaleRule::amax, floor};
+  value_of(dosa::insert_keys(arrays.output("kv_cache", kv_cache), arrays.input("keys", keys), arrays.input("slots", slots),
+                             rule));
+}
+
+void gather_keys(nb::handle kv_cache, nb::handle blocks, std::int64_t first, nb::handle k, nb::handle k_scale) {
+  Arrays arrays;
+  value_of(dosa::gather_keys(arrays.input("kv_cache", kv_cache), arrays.input("blocks", blocks), first,
+                             arrays.output("k", k), arrays.output("k_scale", k_scale)));
+}
+
+void move_keys(nb::handle from, nb::handle from_slots, nb::handle to, nb::handle to_slots) {
+  Arrays arrays;
+  value_of(dosa::move_keys(arrays.input("from", from), arrays.input("from_slots", from_slots), arrays.output("to", to),
+                           arrays.input("to_slots", to_slots)));
 }
 
 void save_trace(const std::string& path, const nb::tuple& problem, const Metadata& metadata) {
@@ -274,11 +314,17 @@ void bind_indexer(nb::module_& m) {
           "dim", [](const Plan& plan) { return plan.shape.dim; }, "components of a head")
       .def_prop_ro(
           "topk", [](const Plan& plan) { return plan.shape.topk; }, "keys kept per query")
+      .def_prop_ro(
+          "requests", [](const Plan& plan) { return plan.shape.requests; }, "rows of the block table; 1 without pages")
+      .def_prop_ro(
+          "page_size", [](const Plan& plan) { return plan.shape.page_size; }, "keys of a page; 0 without pages")
       .def("__repr__", [](const Plan& plan) { return fmt::format("Plan({})", plan.describe()); });
   nb::class_<PyIndexer>(m, "Indexer")
       .def(nb::init<const nb::dict&>(), "options"_a)
-      .def("plan", &PyIndexer::plan, "nq"_a, "nk"_a, "heads"_a, "dim"_a, "topk"_a, nb::keep_alive<0, 1>())
-      .def("run", &PyIndexer::run, "plan"_a, "problem"_a, "ids"_a, "scores"_a.none(), "workspace"_a, "stream"_a)
+      .def("plan", &PyIndexer::plan, "nq"_a, "nk"_a, "heads"_a, "dim"_a, "topk"_a, "requests"_a, "page_size"_a,
+           nb::keep_alive<0, 1>())
+      .def("run", &PyIndexer::run, "plan"_a, "problem"_a, "ids"_a, "scores"_a.none(), "recent"_a.none(), "workspace"_a,
+           "stream"_a)
       .def("counters", &PyIndexer::counters, "plan"_a, "workspace"_a, "stream"_a)
       .def("check", &PyIndexer::check, "plan"_a, "problem"_a, "ids"_a.none());
 }
@@ -302,5 +348,9 @@ NB_MODULE(_core, m) {
   m.def("explain", &explain, "problem"_a, "topk"_a, "options"_a, "rows"_a, "sampled_keys"_a, "rounds"_a,
         "indexer_share"_a, "audit"_a);
   m.def("load_trace", &load_trace, "path"_a);
+  m.def("load_decode_trace", &load_decode_trace, "path"_a);
+  m.def("insert_keys", &insert_keys, "kv_cache"_a, "keys"_a, "slots"_a, "power_of_two"_a, "floor"_a);
+  m.def("gather_keys", &gather_keys, "kv_cache"_a, "blocks"_a, "first"_a, "k"_a, "k_scale"_a);
+  m.def("move_keys", &move_keys, "from"_a, "from_slots"_a, "to"_a, "to_slots"_a);
   m.def("save_trace", &save_trace, "path"_a, "problem"_a, "metadata"_a);
 }

@@ -77,6 +77,10 @@ void set_options(OwnedOptions& owned, const nb::dict& given) {
       options.min_context = number<std::int64_t>(name, value);
     } else if (name == "verify_rows") {
       options.verify_rows = number<std::int64_t>(name, value);
+    } else if (name == "time_stages") {
+      if (!nb::try_cast(value, options.time_stages)) {
+        refuse(fmt::format("time_stages is {}; it must be True or False", nb::cast<std::string>(nb::repr(value))));
+      }
     } else {
       refuse(fmt::format("there is no option '{}'", name));
     }

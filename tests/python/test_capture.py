@@ -69,7 +69,7 @@ def network(request):
     def run():
         cache = transformers.DynamicCache(config=config)
         with torch.no_grad():
-            return torch.cat([model(part, cache=cache).last_hidden_state for part in tokens.split([60, 30], 1)], 1)
+            return torch.cat([model(part, past_key_values=cache).last_hidden_state for part in tokens.split([60, 30], 1)], 1)
 
     return model, run
 
