@@ -43,6 +43,32 @@ def test_sglang_offsets_leave_padding_alone():
         dropin.topk_transform_ragged(PROBLEM.q, KV, PROBLEM.w, *RANGES, offsets[:2], topk=16)
 
 
+def test_sglang_page_table_makes_slots_of_ids():
+    table = np.random.default_rng(0).permutation(300).astype(np.int32).reshape(2, 150)
+    table[0, 120:] = -7  # behind the request's keys
+    got = dropin.topk_transform_paged(PROBLEM.q, KV, PROBLEM.w, *RANGES, table, np.int32([0, 2, 5]), topk=16)
+    relative = exact_selection(PROBLEM, 16, False, True)[0]
+    owner = [0, 0, 1, 1, 1, 1]  # the last row pads
+    want = [[-1 if i < 0 else table[request, i] for i in row] for request, row in zip(owner, relative)]
+    np.testing.assert_array_equal(got, want)
+    assert got.dtype == np.int32
+    with pytest.raises(dosa.ArgumentError, match=r"have shapes \[2, 150\] and \[2\]"):
+        dropin.topk_transform_paged(PROBLEM.q, KV, PROBLEM.w, *RANGES, table, np.int32([0, 2]), topk=16)
+
+
+def test_drop_ins_keep_to_the_framework_of_their_arrays():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    t = torch.from_numpy
+    q, k, scale, w, ks, ke = map(t, PROBLEM)
+    table, rows, offsets = torch.arange(300, dtype=torch.int32).view(2, 150), np.int32([0, 2, 6]), np.int32([1, 2, 3, 4, 5, 6])
+    slots = dropin.topk_transform_paged(q, (k, scale), w, ks, ke, table, t(rows), topk=16)
+    want = dropin.topk_transform_paged(PROBLEM.q, KV, PROBLEM.w, *RANGES, table.numpy(), rows, topk=16)
+    assert slots.dtype == torch.int32 and (slots.numpy() == want).all()
+    ragged = dropin.topk_transform_ragged(q, (k, scale), w, ks, ke, t(offsets), topk=16)
+    want = dropin.topk_transform_ragged(PROBLEM.q, KV, PROBLEM.w, *RANGES, offsets, topk=16)
+    assert ragged.dtype == torch.int32 and (ragged.numpy() == want).all()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
