@@ -27,6 +27,9 @@ _log = logging.getLogger("dosa")
 INDEXERS: dict[str, str] = {"DeepseekV32Indexer": "deepseek_v32", "GlmMoeDsaIndexer": "glm_moe_dsa"}
 """Class names of the indexers that `transformers` knows, and their models."""
 
+ARGUMENTS = ("hidden_states", "q_resid", "position_embeddings", "attention_mask", "position_ids", "cache")
+"""What their forward is given, in order."""
+
 
 class Recorder:
     """Writes traces into a folder, sampled and bounded.
@@ -163,11 +166,8 @@ def transformers(model: Any, directory: str | os.PathLike[str], **sampling: Any)
             hook.remove()
 
 
-_ARGUMENTS = ("hidden_states", "q_resid", "position_embeddings", "attention_mask", "position_ids", "cache")
-
-
 def _record_call(recorder: Recorder, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-    given = {**dict(zip(_ARGUMENTS, args)), **kwargs}
+    given = {**dict(zip(ARGUMENTS, args)), **kwargs}
     if recorder.wants(module.layer_idx, int(given["attention_mask"].shape[-1])):
         for problem in indexer_problems(module, **given):
             recorder.record(module.layer_idx, *problem)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 
 import numpy as np
 import pytest
-from conftest import small_problem
+from conftest import ROOT, small_problem
 
 import dosa
 from dosa import capture, prepare
@@ -50,28 +51,29 @@ def test_masks_become_ranges_or_are_refused():
         capture._ranges(visible)
 
 
-@pytest.fixture(params=["deepseek_v32", "glm_moe_dsa"])
-def network(request):
-    """A small model with random weights, 2 layers, topk 16, and a way to run it in two chunks."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    name = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}[request.param]
-    torch.manual_seed(0)
-    config = getattr(transformers, name + "Config")(
-        vocab_size=100, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
-        first_k_dense_replace=2, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
-        index_n_heads=4, index_head_dim=64, index_topk=16, max_position_embeddings=512,
-    )  # fmt: skip
-    model = getattr(transformers, name + "Model")(config).eval()
-    tokens = torch.randint(0, 100, (2, 90))
+@pytest.fixture(scope="module")
+def example():
+    """examples/transformers_selection.py"""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "transformers_selection.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def run():
-        cache = transformers.DynamicCache(config=config)
-        with torch.no_grad():
-            return torch.cat([model(part, past_key_values=cache).last_hidden_state for part in tokens.split([60, 30], 1)], 1)
 
-    return model, run
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    (reason,) = [backend["reason"] for backend in dosa.info()["backends"] if backend["name"] == request.param]
+    if reason:
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture(params=["DeepseekV32", "GlmMoeDsa"])
+def network(request, example, device):
+    """A small model with random weights, and a way to run it."""
+    return example.small_model(request.param, device)
 
 
 def indexers(model):
@@ -93,42 +95,29 @@ def test_a_transformers_model_is_recorded_as_it_runs(network, tmp_path):
         problem, metadata = dosa.load_trace(path)
         layer, call = int(metadata["layer"]), int(metadata["call"])
         part, sequence = divmod(call, 2)
-        assert len(problem.k) == (60, 90)[part] and problem.ke[-1] == (60, 90)[part]
-        ids, scores, _ = dosa.topk(*problem, topk=16)
-        assert dosa.verify(*problem, ids=ids, scores=scores, rows=None).equal
-        theirs = seen[layer][part][sequence].numpy()[recorder.sample(len(seen[layer][part][sequence]))]
-        common = [len(set(a) & set(b)) for a, b in zip(ids[-4:], theirs[-4:])]
-        assert min(common) >= 12, common  # theirs is not quantised
+        assert len(problem.k) == (150, 200)[part] and problem.ke[-1] == (150, 200)[part]
+        arrays = [None if a is None else torch.from_numpy(a.copy()).to(want.device) for a in problem]
+        ids, scores, _ = dosa.topk(*arrays, topk=32)
+        assert dosa.verify(*arrays, ids=ids, scores=scores, rows=None).equal
+        theirs = seen[layer][part][sequence].cpu().numpy()[recorder.sample(len(seen[layer][part][sequence]))]
+        common = [len(set(a) & set(b)) for a, b in zip(ids.tolist()[-4:], theirs[-4:])]
+        assert min(common) >= 24, common  # theirs is not quantised
     with pytest.raises(dosa.ArgumentError, match="Linear holds no indexer"):
         with capture.transformers(torch.nn.Linear(1, 1), tmp_path):
             pass
 
 
-def test_a_transformers_model_computes_the_same_with_dosas_selection(network, monkeypatch):
-    """Bit for bit what it computes with the selection that a full sort of the same FP8 scores gives."""
+def test_a_transformers_model_computes_the_same_with_dosas_selection(example, device, network):
+    """Bit for bit what it computes with the selection that a full sort of the same FP8 inputs' scores gives."""
     import torch
 
     model, run = network
-
-    def full_sort(problem, topk):
-        scores = dosa.scores(*problem)
-        ids = np.lexsort((np.broadcast_to(np.arange(scores.shape[1]), scores.shape), -scores))[:, :topk]
-        return np.where(np.take_along_axis(scores, ids, 1) == -np.inf, -1, ids).astype(np.int32)
-
-    def outputs(select):
-        for module in indexers(model):
-            theirs = type(module).forward.__get__(module)
-
-            def forward(*args, module=module, theirs=theirs, **kwargs):
-                width = theirs(*args, **kwargs).shape[-1]  # fills the cache too
-                given = {**dict(zip(capture._ARGUMENTS, args)), **kwargs}
-                ids = torch.from_numpy(np.stack([select(p, width) for p in capture.indexer_problems(module, **given)]))
-                return torch.where(ids < 0, ids[..., :1], ids)  # a repeated id is masked in once
-
-            monkeypatch.setattr(module, "forward", forward)
-        return run()
-
     unquantised = run()
-    screened = outputs(lambda problem, topk: dosa.topk(*problem, topk=topk, method="dosa").ids)
-    assert torch.equal(screened, outputs(full_sort))
+    with example.selecting(model, example.by_full_sort(device)):
+        dense = run()
+    with example.selecting(model, example.by_dosa(device)) as shared:
+        screened = run()
+    assert torch.equal(screened, dense)
     assert not torch.equal(screened, unquantised)  # the selection was replaced
+    assert 0.85 < np.mean(shared) < 1 and len(shared) == 2 * 2 * (200 - 31)
+    assert torch.equal(run(), unquantised)
