@@ -16,7 +16,7 @@ from conftest import ROOT, TRACES
 import dosa
 from dosa.report.__main__ import main
 from dosa.report.page import render
-from dosa.report.tables import measure, shorter_contexts
+from dosa.report.tables import measure, save, shorter_contexts
 
 BENCH = ROOT / "bench" / "cpu" / "xeon-avx512-vnni.jsonl"
 
@@ -38,6 +38,20 @@ def test_every_chart_has_its_numbers(tables):
     assert deficits["nearest-spread"] > deficits["chain"] >= 0
     first = json.loads(BENCH.read_text().splitlines()[0])
     assert tables["bench"][2]["over_dense"] == first["methods"][2]["over_dense"]
+
+
+def test_numbers_can_be_drawn_elsewhere(tables, tmp_path):
+    path = tmp_path / "numbers.json"
+    save(path, tables)
+    again = measure([path])
+    assert {name for name in tables if tables[name]} == set(again)
+    for name, rows in again.items():
+        assert [row.keys() for row in rows] == [row.keys() for row in tables[name]]
+    for name in ("measured", "rejected"):
+        assert again["traces"][0][name] == pytest.approx(tables["traces"][0][name], rel=1e-4)
+    assert render(again).count('class="chart"') == render(tables).count('class="chart"')
+    path.write_text('{"dosa": 1, "kind": "bench"}')
+    assert main([str(path)]) == 2
 
 
 def test_shorter_contexts_keep_the_latest_keys(demo):

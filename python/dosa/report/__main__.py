@@ -8,7 +8,7 @@ import sys
 
 from .. import Error
 from .page import render
-from .tables import measure
+from .tables import measure, save
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -22,9 +22,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         type=pathlib.Path,
         metavar="TRACES",
-        help="traces (.safetensors), and JSON lines of dosa bench --json or explain --json (.jsonl)",
+        help="traces (.safetensors), JSON lines of dosa bench --json or explain --json (.jsonl), and numbers of a report (.json)",
     )
-    parser.add_argument("-o", "--out", type=pathlib.Path, default=pathlib.Path("report.html"), help="[report.html]")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("report.html"),
+        help="the page, or its numbers if this ends in .json, to be drawn elsewhere [report.html]",
+    )
     parser.add_argument("--topk", type=int, default=2048, help="keys to keep per query [2048]")
     parser.add_argument("--rows", type=int, default=8, help="queries looked into, evenly spread [8]")
     parser.add_argument("--share", type=float, default=0.73, help="indexer's share of the prefill time [0.73]")
@@ -43,7 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with tqdm(bar_format="{desc} ({elapsed})", disable=None) as bar:  # silent where there is no terminal
             tables = measure(options.files, options.topk, options.rows, options.share, bar.set_description_str)
-        options.out.write_text(render(tables))
+        if options.out.suffix == ".json":
+            save(options.out, tables)
+        else:
+            options.out.write_text(render(tables))
     except (Error, OSError) as error:
         print(f"dosa.report: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ const draw = (dark) => {
     background: "transparent", font: "system-ui, sans-serif",
     view: { stroke: null }, title: { color: ink },
     axis: { labelColor: ink, titleColor: ink, gridColor: faint, domainColor: faint, tickColor: faint, labelLimit: 300 },
+    range: { category: { scheme: "%s" } },
     legend: { labelColor: ink, titleColor: ink, symbolBaseStrokeColor: ink, orient: "bottom", columns: 2, labelLimit: 400 },
   };
   const charts = JSON.parse(document.getElementById("charts").textContent);
@@ -63,13 +64,14 @@ def render(tables: Tables, title: str = "What dosa skips, and why it may") -> st
             continue
         specs[chart["id"]] = _fill(chart["spec"], rows)
         sections.append(_section(chart))
+    scheme = "tableau20" if len(tables.get("traces", [])) > 10 else "tableau10"
     parts = {
         "title": html.escape(title),
         "version": __version__,
         "summary": _summary(tables.get("traces", [])),
         "sections": "\n".join(sections),
         "charts": json.dumps(specs).replace("<", "\\u003c"),
-        "script": vl_convert.javascript_bundle(_DRAW).replace("</script", "<\\/script"),
+        "script": vl_convert.javascript_bundle(_DRAW % scheme).replace("</script", "<\\/script"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], (files / "page.html").read_text())
 

@@ -32,12 +32,13 @@ def measure(
     indexer_share: float = 0.73,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Tables:
-    """Explain every trace and read every JSON line.
+    """Explain every trace, read every JSON line, take numbers that are there already.
 
     Parameters
     ----------
     paths : paths
-        Traces (.safetensors), and files of JSON lines that ``dosa bench --json`` or ``dosa explain --json`` printed (.jsonl).
+        Traces (.safetensors), files of JSON lines that ``dosa bench --json`` or ``dosa explain --json`` printed (.jsonl), and
+        what `save` wrote (.json).
     topk : int
         Keys to keep per query.
     rows : int
@@ -57,6 +58,9 @@ def measure(
         if path.suffix == ".jsonl":
             progress(f"reading {path.name}")
             _read_lines(tables, path, indexer_share)
+        elif path.suffix == ".json":
+            progress(f"reading {path.name}")
+            _read_numbers(tables, path)
         else:
             _measure_trace(tables, path, topk, rows, indexer_share, progress)
     if not any(tables.values()):
@@ -186,6 +190,31 @@ def _read_lines(tables: Tables, path: pathlib.Path, share: float) -> None:
                 _add_explanation(tables, _unique(tables["traces"], "trace", _case(told)), told, share)
         except (ValueError, KeyError) as error:
             raise FileError(f"{path}:{number}: not a line of dosa's JSON: {error!r}") from error
+
+
+def save(path: pathlib.Path, tables: Tables) -> None:
+    """Write the numbers of a report, for `measure` to read again: by table, the names of its columns and its rows."""
+    packed = {
+        name: {"columns": list(rows[0]), "rows": [[_short(value) for value in row.values()] for row in rows]}
+        for name, rows in tables.items()
+        if rows
+    }
+    path.write_text(json.dumps({"dosa": 1, "kind": "report", "tables": packed}, separators=(",", ":")) + "\n")
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _read_numbers(tables: Tables, path: pathlib.Path) -> None:
+    try:
+        told = json.loads(path.read_text())
+        if (told["dosa"], told["kind"]) != (1, "report"):
+            raise ValueError("another kind")
+        for name, table in told["tables"].items():
+            tables[name] += [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path}: not the numbers of a report: {error!r}") from error
 
 
 def _case(told: dict[str, Any]) -> str:
