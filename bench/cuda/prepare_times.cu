@@ -156,7 +156,7 @@ int main() {
       });
       std::printf(" %d rows %.4f ms", b, ms);
     }
-    const float lists_ms = median_ms([&] { check(launch_lists({nq, screened, nullptr, list, size}, nullptr)); });
+    const float lists_ms = median_ms([&] { check(launch_lists({nq, screened, list, size}, nullptr)); });
     std::printf("; lists %.4f ms\n", lists_ms);
     check(cudaFree(q));
     check(cudaFree(bound_rows));

@@ -136,7 +136,9 @@ int main(int argc, char** argv) {
         }
       });
       const float write = median_ms(5, [&](int) {
-        check(launch_write({in, 0, s.rows, s.topk, false, dosa::IndexSpace::absolute, false, kept, count, ids, s.topk, nullptr, 0}, nullptr));
+        check(launch_select_records({.rows = s.rows, .records = kept, .record_stride = s.topk, .record_count = count, .topk = s.topk, .kept = nullptr,
+                                     .kept_count = nullptr, .output = {.in = in, .topk = s.topk, .ids = ids, .ids_stride = s.topk}},
+                                    multiprocessors, nullptr));
       });
       std::printf("%-7s %6lld %8lld %8lld %5d %10.4f %8.3f %9.4f\n", kNames[static_cast<int>(values)],
                   static_cast<long long>(s.rows), static_cast<long long>(s.keys), static_cast<long long>(slice), s.topk,

@@ -4,10 +4,12 @@
 
 namespace dosa {
 
-void remember(std::span<std::int32_t> winners, std::span<std::int32_t> recent) {
+void remember(std::span<const std::int32_t> winners, std::span<std::int32_t> recent, std::span<std::int32_t> scratch) {
   winners = winners.first(std::min(winners.size(), recent.size()));
-  std::ranges::sort(winners);
-  const auto out = [&](std::int32_t id) { return id < 0 || std::ranges::binary_search(winners, id); };
+  const auto sorted = scratch.first(winners.size());
+  std::ranges::copy(winners, sorted.begin());
+  std::ranges::sort(sorted);
+  const auto out = [&](std::int32_t id) { return id < 0 || std::ranges::binary_search(sorted, id); };
   const auto kept = std::remove_if(recent.begin(), recent.end(), out);
   const auto room = static_cast<std::ptrdiff_t>(recent.size() - winners.size());
   const auto oldest = recent.begin() + std::min(kept - recent.begin(), room);

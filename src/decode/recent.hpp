@@ -10,7 +10,8 @@
 
 namespace dosa {
 
-/// Puts `winners` (distinct; left in ascending order) in front of what `recent` held; the oldest fall out at its end.
-void remember(std::span<std::int32_t> winners, std::span<std::int32_t> recent);
+/// Puts `winners` (distinct), in their order, in front of what `recent` held; the oldest fall out at its end. `scratch` is as
+/// long as `winners`.
+void remember(std::span<const std::int32_t> winners, std::span<std::int32_t> recent, std::span<std::int32_t> scratch);
 
 }  // namespace dosa

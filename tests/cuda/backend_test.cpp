@@ -278,7 +278,7 @@ TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
 TEST(CudaBackend, RaggedRowsInManySlices) {
   SKIP_WITHOUT_GPU();
   for (const int heads : {32, 64}) {
-    Case c = random_case(7, 300, 1 << 17, heads, 128, 256);
+    Case c = random_case(7, 900, 1 << 17, heads, 128, 256);  // more rows than fit beside the fewest scores that are stored at a time
     make_ragged(c, 3);
     for (std::size_t i = 0; i < c.ke.size(); i += 3) {  // disjoint thirds
       c.ks[i] = static_cast<std::int32_t>(i / 3 % 3) * 40000;

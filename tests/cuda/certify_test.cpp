@@ -415,7 +415,7 @@ TEST_F(CudaCertify, ListsOfEachBudget) {
     const GuardedArray<std::uint8_t> device(screened);
     const GuardedArray<std::int32_t> list(rows * (cuda::kBudgetCount + 1)), size(cuda::kBudgetCount + 1);
     ASSERT_CUDA(
-        cuda::launch_lists({static_cast<std::int64_t>(rows), device.data(), nullptr, list.data(), size.data()}, nullptr));
+        cuda::launch_lists({static_cast<std::int64_t>(rows), device.data(), list.data(), size.data()}, nullptr));
     const std::vector<std::int32_t> lists = list.download(), sizes = size.download();
     for (std::size_t w = 0; w < want.size(); ++w) {
       ASSERT_EQ(sizes[w], static_cast<std::int32_t>(want[w].size()));

@@ -351,13 +351,13 @@ void expect_exact_stream(Method method, IndexSpace space, std::int64_t gap, std:
     Rows want;
     for (std::int64_t r = 0; r < kRequests; ++r) {
       Rows rows = run(engine.contiguous(r, next_n), cuda_options(Method::dense));
-      std::vector<std::int32_t> winners;
+      std::vector<std::int32_t> winners, scratch(kTopk);
       for (std::int64_t row = 0; row < next_n; ++row) {
         if (rows.ids[static_cast<std::size_t>(row * kTopk)] < 0) continue;
         const auto first = rows.ids.begin() + row * kTopk;
         winners.assign(first, std::find(first, first + kTopk, -1));
       }
-      if (!winners.empty()) remember(winners, engine.recent(r));
+      if (!winners.empty()) remember(winners, engine.recent(r), scratch);
       if (space == IndexSpace::slot) {
         for (std::int32_t& id : rows.ids) id = engine.slot_of(r, id);
       }

@@ -95,6 +95,23 @@ struct Ranges {
   cuda::Inputs in{};
 };
 
+// All rows in one launch, from scores to ids.
+cuda::SelectScoresArgs written(const Problem& p, const Ranges& ranges, const GuardedArray<float>& scores, const GuardedArray<std::int32_t>& ids) {
+  return {.in = ranges.in,
+          .first_row = 0,
+          .rows = p.nq(),
+          .keys = cuda::every_key(p.nk()),
+          .key_begin = 0,
+          .key_end = p.nk(),
+          .scores = scores.data(),
+          .score_stride = p.nk(),
+          .topk = p.topk,
+          .first_slice = true,
+          .kept = nullptr,
+          .kept_count = nullptr,
+          .output = {.in = ranges.in, .topk = p.topk, .ids = ids.data(), .ids_stride = p.topk}};
+}
+
 // Ids and scores of every row, in all four arrangements, from kept records.
 void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, const std::vector<Records>& want) {
   const std::int64_t stride = p.topk + 3;
@@ -104,20 +121,22 @@ void expect_written(const Problem& p, const Ranges& ranges, const Kept& kept, co
       GuardedArray<std::int32_t> ids(cells, 0x7F);
       GuardedArray<float> scores(cells, 0x7F);
       const bool with_scores = !relative || ascending;
-      const cuda::WriteArgs args{ranges.in,
-                                 0,
-                                 p.nq(),
-                                 p.topk,
-                                 ascending,
-                                 relative ? IndexSpace::relative : IndexSpace::absolute,
-                                 false,
-                                 kept.records.data(),
-                                 kept.count.data(),
-                                 ids.data(),
-                                 stride,
-                                 with_scores ? scores.data() : nullptr,
-                                 stride};
-      ASSERT_CUDA(cuda::launch_write(args, nullptr));
+      const cuda::SelectRecordsArgs args{.rows = p.nq(),
+                                         .records = kept.records.data(),
+                                         .record_stride = p.topk,
+                                         .record_count = kept.count.data(),
+                                         .topk = p.topk,
+                                         .kept = nullptr,
+                                         .kept_count = nullptr,
+                                         .output = {.in = ranges.in,
+                                                    .topk = p.topk,
+                                                    .ascending = ascending,
+                                                    .space = relative ? IndexSpace::relative : IndexSpace::absolute,
+                                                    .ids = ids.data(),
+                                                    .ids_stride = stride,
+                                                    .scores = with_scores ? scores.data() : nullptr,
+                                                    .scores_stride = stride}};
+      ASSERT_CUDA(cuda::launch_select_records(args, relative ? 132 : 0, nullptr));
       const std::vector<std::int32_t> got_ids = ids.download();
       const std::vector<float> got_scores = scores.download();
       EXPECT_TRUE(ids.guards_intact() && scores.guards_intact());
@@ -450,16 +469,10 @@ TEST_F(CudaSelect, F_TwentyLaunchesAreIdentical) {
     cells.insert(cells.end(), p.rows[1].begin(), p.rows[1].end());
     const Ranges ranges(p);
     const GuardedArray<float> scores(cells);
-    const Kept kept(2, p.topk);
     std::vector<std::int32_t> first;
     for (int launch = 0; launch < 20; ++launch) {
       GuardedArray<std::int32_t> ids(2 * 2048, static_cast<std::uint8_t>(launch));
-      ASSERT_CUDA(cuda::launch_select_scores(
-          {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()},
-          multiprocessors, nullptr));
-      ASSERT_CUDA(cuda::launch_write(
-          {ranges.in, 0, 2, p.topk, false, IndexSpace::absolute, false, kept.records.data(), kept.count.data(), ids.data(), 2048, nullptr, 0},
-          nullptr));
+      ASSERT_CUDA(cuda::launch_select_scores(written(p, ranges, scores, ids), multiprocessors, nullptr));
       if (launch == 0) first = ids.download();
       ASSERT_EQ(ids.download(), first);
     }
@@ -532,19 +545,13 @@ TEST_F(CudaSelect, GraphReplayReadsTheLengthsOfTheDay) {
   cells.insert(cells.end(), p.rows[1].begin(), p.rows[1].end());
   Ranges ranges(p);
   const GuardedArray<float> scores(cells);
-  const Kept kept(2, p.topk);
   GuardedArray<std::int32_t> ids(2 * 512);
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  ASSERT_CUDA(cuda::launch_select_scores(
-      {ranges.in, 0, 2, cuda::every_key(p.nk()), 0, p.nk(), scores.data(), p.nk(), p.topk, true, kept.records.data(), kept.count.data()}, 132,
-      stream));
-  ASSERT_CUDA(cuda::launch_write(
-      {ranges.in, 0, 2, p.topk, false, IndexSpace::absolute, false, kept.records.data(), kept.count.data(), ids.data(), 512, nullptr, 0},
-      stream));
+  ASSERT_CUDA(cuda::launch_select_scores(written(p, ranges, scores, ids), 132, stream));
   ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
   ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   const std::vector<std::vector<std::int32_t>> lengths = {{40000, 3}, {0, 0}, {-1, 40000}, {513, 39999}};

@@ -44,7 +44,7 @@ struct Layout {
   KeySummaries summaries;               // of wave_requests requests
   std::int64_t summary_stride = 0;      // keys of a request there
   std::int32_t* slots = nullptr;        // [nq]
-  std::int32_t* winners = nullptr;      // [K] of one row, to be remembered
+  std::int32_t* winners = nullptr;      // [2][K] of one row, to be remembered, and scratch
   Stats* worker_stats = nullptr;        // [threads]
   Record* part_records = nullptr;       // [nq][parts][K]
   std::int32_t* part_counts = nullptr;  // [nq][parts]
@@ -60,7 +60,7 @@ struct Layout {
       summaries = {carver.take<float>(keys), carver.take<float>(keys), carver.take<float>(keys)};
     }
     slots = carver.take<std::int32_t>(plan.shape.nq);
-    winners = carver.take<std::int32_t>(plan.shape.topk);
+    winners = carver.take<std::int32_t>(2 * std::int64_t{plan.shape.topk});
     if (plan.key_parts > 1) {
       part_records = carver.take<Record>(plan.shape.nq * plan.key_parts * plan.shape.topk);
       part_counts = carver.take<std::int32_t>(plan.shape.nq * plan.key_parts);
@@ -74,20 +74,21 @@ struct Layout {
   }
 };
 
-// The winners of the last of a request's rows that has any; ids are absolute still. `scratch` [K].
-void remember_winners(const Problem& problem, const Selection& out, std::int32_t* scratch) {
+// The winners of the last of a request's rows that has any; ids are absolute still. `winners` [2][K].
+void remember_winners(const Problem& problem, const Selection& out, std::int32_t* winners) {
   const std::int64_t nq = problem.q.shape[0];
   std::size_t count = 0;
   for (std::int64_t row = 0; row < nq; ++row) {
     const std::int64_t request = request_of(problem, row);
     if (*out.ids.at<std::int32_t>(row, 0) >= 0) {
       for (count = 0; count < static_cast<std::size_t>(problem.topk); ++count) {
-        scratch[count] = *out.ids.at<std::int32_t>(row, count);
-        if (scratch[count] < 0) break;
+        winners[count] = *out.ids.at<std::int32_t>(row, count);
+        if (winners[count] < 0) break;
       }
     }
     if (row + 1 < nq && request_of(problem, row + 1) == request) continue;
-    if (count > 0) remember({scratch, count}, {out.recent.at<std::int32_t>(request), static_cast<std::size_t>(out.recent.shape[1])});
+    const std::span recent(out.recent.at<std::int32_t>(request), static_cast<std::size_t>(out.recent.shape[1]));
+    if (count > 0) remember({winners, count}, recent, {winners + problem.topk, count});
     count = 0;
   }
 }

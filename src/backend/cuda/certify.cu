@@ -186,8 +186,7 @@ __global__ __launch_bounds__(1024) void lists_kernel(ListsArgs args) {
   int size = 0;
   for (std::int64_t first = 0; first < args.rows; first += 1024) {
     const std::int64_t r = first + threadIdx.x;
-    const bool lost = r < args.rows && args.lost != nullptr && args.lost[r] != 0;
-    const bool mine = r < args.rows && (lost ? budget == 0 : args.screened != nullptr && args.screened[r] == budget);
+    const bool mine = r < args.rows && args.screened[r] == budget;
     const unsigned lanes = __ballot_sync(kAllLanes, mine);
     if (lane == 0) warp_count[warp] = __popc(lanes);
     __syncthreads();

@@ -76,7 +76,7 @@ void CudaGroup::take_sample() {
   in.k_scale = arrays_.sample_scale;
   for (Rows pass; pass.first < rows_; pass.first += run_.plan.full_queries) {
     score_pass(in, sample, pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), sample_rank(), arrays_.kept,
-               arrays_.kept_count);
+               arrays_.kept_count, {});
   }
 }
 
@@ -114,7 +114,7 @@ void CudaGroup::score_anchors() {
     Rows pass = anchors;
     pass.first += at * kAnchorStep;
     score_pass(run_.in, every_key(run_.in.nk), pass, std::min<std::int64_t>(run_.plan.full_queries, count - at), most,
-               arrays_.anchor_kept, arrays_.anchor_size);
+               arrays_.anchor_kept, arrays_.anchor_size, {});
   }
   launch([&] {
     return launch_winners({.lists = count,
@@ -225,7 +225,7 @@ void CudaGroup::certify() {
                            .screened = arrays_.screened},
                           run_.stream);
   });
-  launch([&] { return launch_lists({rows_, arrays_.screened, nullptr, arrays_.list, arrays_.list_size}, run_.stream); });
+  launch([&] { return launch_lists({rows_, arrays_.screened, arrays_.list, arrays_.list_size}, run_.stream); });
 }
 
 bool CudaGroup::next_slice() {
@@ -353,23 +353,9 @@ void CudaGroup::guess_tau() {
   });
 }
 
-// Every key that was rejected, or whose score was not recorded, had a score below the tau of the time, and tau only rises. So
-// where the K-th of what is kept reached tau, nothing was missed; a row in which it did not is scored in full.
-void CudaGroup::check_tau() {
-  launch([&] {
-    return launch_check_tau({.rows = rows_,
-                             .topk = topk_,
-                             .kept = arrays_.kept,
-                             .kept_count = arrays_.kept_count,
-                             .tau = arrays_.tau,
-                             .lost = arrays_.lost},
-                            run_.stream);
-  });
-}
-
-// Scores of the keys of a slice, stored, and the `keep` best of them.
+// Scores of the keys of a slice, stored, and the `keep` best of them, kept or written.
 void CudaGroup::score_pass(const Inputs& in, const KeySlice& keys, const Rows& pass, std::int64_t rows, int keep, Record* kept,
-                           std::int32_t* kept_count) {
+                           std::int32_t* kept_count, const OutputArgs& output) {
   const std::int64_t stride = run_.plan.full_keys;
   // At least once, so that kept counts are set where there are no keys.
   for (std::int64_t key = 0; key == 0 || key < keys.count; key += stride) {
@@ -377,7 +363,7 @@ void CudaGroup::score_pass(const Inputs& in, const KeySlice& keys, const Rows& p
     const ScoreArgs score{in, first_row_, rows, keys, key, key_end, arrays_.scores, stride, pass};
     launch([&] { return launch_score(score, run_.multiprocessors, run_.stream); });
     const SelectScoresArgs select{in, first_row_, rows,     keys, key,        key_end, arrays_.scores,
-                                  stride,  keep,       key == 0, kept, kept_count, pass};
+                                  stride,  keep,       key == 0, kept, kept_count, pass, key_end == keys.count ? output : OutputArgs{}};
     launch([&] { return launch_select_scores(select, run_.multiprocessors, run_.stream); });
   }
 }
@@ -404,63 +390,72 @@ void CudaGroup::filter_pass(const Rows& pass) {
 void CudaGroup::store_pass(Rows pass) {
   for (; pass.first < rows_; pass.first += run_.plan.full_queries) {
     score_pass(run_.in, every_key(run_.in.nk), pass, std::min<std::int64_t>(run_.plan.full_queries, rows_ - pass.first), topk_,
-               arrays_.kept, arrays_.kept_count);
+               arrays_.kept, arrays_.kept_count, output());
   }
 }
 
-// The last list: rows that are not screened (if `screened` is given), and those that are lost (if `lost` is).
-Rows CudaGroup::listed(const std::uint8_t* screened, const std::uint8_t* lost) {
-  launch([&] { return launch_lists({rows_, screened, lost, arrays_.list, arrays_.list_size}, run_.stream); });
+// The last list: rows that are not screened.
+Rows CudaGroup::unscreened() {
+  launch([&] { return launch_lists({rows_, arrays_.screened, arrays_.list, arrays_.list_size}, run_.stream); });
   return {.list = arrays_.list + kBudgetCount * rows_, .list_size = arrays_.list_size + kBudgetCount};
 }
 
 void CudaGroup::score_in_full() {
   const ScopedLap timed = lap(&Stats::seconds_score);
-  const bool filters = samples(run_.plan) || recalls();
-  if (!filters && !is_dosa()) return store_pass({});
-  if (filters) filter_pass(is_dosa() ? listed(arrays_.screened, nullptr) : Rows{});
-  select_records(topk_, arrays_.kept, arrays_.kept_count);
-  check_tau();
-  store_pass(listed(filters ? nullptr : arrays_.screened, arrays_.lost));
+  if (filters()) return filter_pass(is_dosa() ? unscreened() : Rows{});
+  if (!is_dosa()) store_pass({});
 }
 
+// Every key that was rejected, or whose score was not recorded, had a score below the tau of the time, and tau only rises. So
+// where the K-th record reaches tau, nothing was missed; a row in which it does not is scored in full, as are those that were
+// lost before.
 void CudaGroup::select() {
+  if (!filters() && !is_dosa()) return;
   const ScopedLap timed = lap(&Stats::seconds_select);
+  const Rows redo{.list = arrays_.list + kBudgetCount * rows_, .list_size = arrays_.redo_size + first_row_ / run_.plan.tile_queries};
+  launch([&] {
+    return launch_select_records({.rows = rows_,
+                                  .records = arrays_.records,
+                                  .record_stride = record_stride(run_.plan),
+                                  .record_count = arrays_.record_count,
+                                  .topk = topk_,
+                                  .kept = nullptr,
+                                  .kept_count = nullptr,
+                                  .output = output(),
+                                  .redo = {.screened = filters() ? nullptr : arrays_.screened,
+                                           .tau = arrays_.tau,
+                                           .lost = arrays_.lost,
+                                           .list = arrays_.list + kBudgetCount * rows_,
+                                           .list_size = arrays_.redo_size + first_row_ / run_.plan.tile_queries}},
+                                 run_.multiprocessors, run_.stream);
+  });
+  store_pass(redo);
+}
+
+OutputArgs CudaGroup::output() const {
   const Selection& out = run_.out;
-  launch([&] {
-    return launch_write({.in = run_.given,
-                         .first_row = first_row_,
-                         .rows = rows_,
-                         .topk = topk_,
-                         .ascending = run_.plan.options.order == Order::ascending,
-                         .space = run_.plan.options.index_space,
-                         .gathered = gathers(run_.plan.shape),
-                         .kept = arrays_.kept,
-                         .kept_count = arrays_.kept_count,
-                         .ids = out.ids.at<std::int32_t>(),
-                         .ids_stride = out.ids.stride[0],
-                         .scores = out.scores.present() ? out.scores.at<float>() : nullptr,
-                         .scores_stride = out.scores.present() ? out.scores.stride[0] : 0,
-                         .recent = out.recent.present() ? out.recent.at<std::int32_t>() : nullptr,
-                         .recent_stride = out.recent.stride[0],
-                         .recent_width = out.recent.shape[1]},
-                        run_.stream);
-  });
-  launch([&] {
-    return launch_count({.in = run_.given,
-                         .first_row = first_row_,
-                         .rows = rows_,
-                         .topk = topk_,
-                         .min_context = run_.plan.options.min_context,
-                         .budget = is_dosa() ? arrays_.budget : nullptr,
-                         .screened = arrays_.screened,
-                         .lost = arrays_.lost,
-                         .seed_count = is_dosa() && !samples(run_.plan) ? arrays_.seed_count : nullptr,
-                         .sample = samples(run_.plan) ? sample_of(run_.in.nk) : KeySlice{},
-                         .counters = arrays_.counters,
-                         .hinted = recalls() ? run_.hints.width : -1},
-                        run_.stream);
-  });
+  const bool scores = out.scores.present(), recent = out.recent.present();
+  return {.in = run_.given,
+          .first_row = first_row_,
+          .topk = topk_,
+          .ascending = run_.plan.options.order == Order::ascending,
+          .space = run_.plan.options.index_space,
+          .gathered = gathers(run_.plan.shape),
+          .ids = out.ids.at<std::int32_t>(),
+          .ids_stride = out.ids.stride[0],
+          .scores = scores ? out.scores.at<float>() : nullptr,
+          .scores_stride = scores ? out.scores.stride[0] : 0,
+          .recent = recent ? out.recent.at<std::int32_t>() : nullptr,
+          .recent_stride = recent ? out.recent.stride[0] : 0,
+          .recent_width = recent ? out.recent.shape[1] : 0,
+          .counters = arrays_.counters,
+          .min_context = run_.plan.options.min_context,
+          .budget = is_dosa() ? arrays_.budget : nullptr,
+          .screened = arrays_.screened,
+          .lost = arrays_.lost,
+          .seed_count = is_dosa() && !samples(run_.plan) ? arrays_.seed_count : nullptr,
+          .sample = samples(run_.plan) ? sample_of(run_.in.nk) : KeySlice{},
+          .hinted = recalls() ? run_.hints.width : -1};
 }
 
 }  // namespace dosa::cuda

@@ -41,7 +41,9 @@ class CudaGroup final : public QueryGroup {
   [[nodiscard]] Method method() const { return run_.plan.options.method; }
   [[nodiscard]] bool is_dosa() const { return screens(run_.plan); }
   [[nodiscard]] bool recalls() const { return cuda::recalls(run_.plan) && run_.hints.ids != nullptr; }
+  [[nodiscard]] bool filters() const { return samples(run_.plan) || recalls(); }
   [[nodiscard]] RecordLists found() const;
+  [[nodiscard]] OutputArgs output() const;
   [[nodiscard]] int sample_rank() const { return guessed_rank(topk_, sample_of(run_.in.nk).period); }
   [[nodiscard]] CertifyInputs certify_inputs() const;
   template <class Launch>
@@ -58,12 +60,11 @@ class CudaGroup final : public QueryGroup {
   void forget_records();
   void select_records(int rank, Record* kept, std::int32_t* kept_count);
   void guess_tau();
-  void check_tau();
   void score_pass(const Inputs& in, const KeySlice& keys, const Rows& pass, std::int64_t rows, int keep, Record* kept,
-                  std::int32_t* kept_count);
+                  std::int32_t* kept_count, const OutputArgs& output);
   void filter_pass(const Rows& pass);
   void store_pass(Rows pass);
-  Rows listed(const std::uint8_t* screened, const std::uint8_t* lost);
+  Rows unscreened();
 
   const Run& run_;
   const Arrays& arrays_;

@@ -84,17 +84,6 @@ struct TauArgs {
 };
 cudaError_t launch_tau(const TauArgs& args, cudaStream_t stream);
 
-/// check: rows whose K-th kept score (-inf if fewer are kept) lies below tau are lost.
-struct CheckTauArgs {
-  std::int64_t rows;
-  int topk;
-  const Record* kept;              // [rows][topk]
-  const std::int32_t* kept_count;  // [rows]
-  const float* tau;                // [rows]
-  std::uint8_t* lost;              // [rows] raised to 1
-};
-cudaError_t launch_check_tau(const CheckTauArgs& args, cudaStream_t stream);
-
 /// Row budgets that the screen has: 8, 12, 16, 20, 24, 32. The last two bound rows are the auxiliary pair.
 inline constexpr int kBudgetCount = 6;
 constexpr int budget_at(int i) { return i + 1 < kBudgetCount ? 8 + 4 * i : 32; }
@@ -165,8 +154,7 @@ cudaError_t launch_certify(const CertifyArgs& args, cudaStream_t stream);
 /// lists: the rows of each budget, ascending, and those that are not screened.
 struct ListsArgs {
   std::int64_t rows;
-  const std::uint8_t* screened;  // [rows] as launch_certify leaves them; or null: only lost rows are listed
-  const std::uint8_t* lost;      // [rows] 1: not screened after all; or null
+  const std::uint8_t* screened;  // [rows] as launch_certify leaves them
   std::int32_t* list;            // [kBudgetCount + 1][rows]; the last list: not screened
   std::int32_t* size;            // [kBudgetCount + 1]
 };

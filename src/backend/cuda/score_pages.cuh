@@ -363,8 +363,6 @@ __global__ void __launch_bounds__(ScorePagesShared<Columns::kColumns>::kThreads,
   auto& shared = *reinterpret_cast<Shared*>(raw);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 32, 0);
-  ptx::wait_for_previous();
-  ptx::let_next_begin();
   constexpr int kMathWarps = Shared::kWarpgroups * 4;
 
   if (threadIdx.x == 0) {
@@ -380,7 +378,11 @@ __global__ void __launch_bounds__(ScorePagesShared<Columns::kColumns>::kThreads,
   }
   __syncthreads();
 
+  // What the caller gave was there before the previous kernel let this one begin. What the previous kernel makes, tau or a list of
+  // rows, is waited for where it is read.
+  if (warp < kMathWarps || args.pass.list != nullptr) ptx::wait_for_previous();
   if (warp < kMathWarps) {
+    ptx::let_next_begin();
     score_pages<Columns, Target>(shared, args, warp / 4);
   } else if (warp == kMathWarps) {
     bring_queries<Columns>(shared, args, lane);

@@ -216,33 +216,21 @@ __global__ __launch_bounds__(kThreads) void seed_kernel(SeedArgs args) {
 // -------------------------------------------------------------------------------------------------------------------
 // tau
 
-// A warp: the last of K kept records is the K-th; -inf if there are fewer.
-__device__ float kth_score(const Record* kept, int count, int topk) {
-  if (count < topk) return __uint_as_float(0xFF800000U);
-  Record last = 0;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < topk; i += 32) last = max(last, kept[i]);
-  for (int step = 16; step > 0; step /= 2) last = max(last, __shfl_xor_sync(kFullWarp, last, step));
-  return tau_of(last);
-}
-
-// A warp a row.
+// A warp a row: the last of K kept records is the K-th.
 __global__ __launch_bounds__(kThreads) void tau_kernel(TauArgs args) {
   const std::int64_t r = blockIdx.x * std::int64_t{kThreads / 32} + threadIdx.x / 32;
   if (r >= args.rows) return;
-  const float tau = kth_score(args.kept + r * args.topk, args.kept_count[r], args.topk);
+  const bool enough = args.kept_count[r] >= args.topk;
+  Record last = 0;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % 32; enough && i < args.topk; i += 32) last = max(last, args.kept[r * args.topk + i]);
+  for (int step = 16; step > 0; step /= 2) last = max(last, __shfl_xor_sync(kFullWarp, last, step));
   if (threadIdx.x % 32 != 0) return;
+  const float tau = enough ? tau_of(last) : __uint_as_float(0xFF800000U);
   const std::int64_t row = row_of(args.pass, r);
   if (args.raise && !(tau > args.tau[row])) return;
   args.tau[row] = tau;
   if (args.raise && args.lowered != nullptr) args.lowered[row] = hopper_tau(tau, 1);
-}
-
-__global__ __launch_bounds__(kThreads) void check_tau_kernel(CheckTauArgs args) {
-  const std::int64_t r = blockIdx.x * std::int64_t{kThreads / 32} + threadIdx.x / 32;
-  if (r >= args.rows) return;
-  const float kth = kth_score(args.kept + r * args.topk, args.kept_count[r], args.topk);
-  if (threadIdx.x % 32 == 0 && !(kth >= args.tau[r])) args.lost[r] = 1;
 }
 
 }  // namespace
@@ -256,13 +244,6 @@ cudaError_t launch_seed(const SeedArgs& args, cudaStream_t stream) {
   const std::size_t bytes = static_cast<std::size_t>(args.topk) * sizeof(std::uint16_t);
   const std::int64_t groups = (args.rows + args.group - 1) / args.group;
   seed_kernel<<<static_cast<unsigned>(groups), kThreads, bytes, stream>>>(args);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_check_tau(const CheckTauArgs& args, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
-  constexpr int kRows = kThreads / 32;
-  check_tau_kernel<<<static_cast<unsigned>((args.rows + kRows - 1) / kRows), kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -14,6 +14,7 @@
 #include "backend/cuda/record_buffer.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/stages.hpp"
+#include "backend/cuda/write.cuh"
 
 namespace dosa::cuda {
 namespace {
@@ -136,8 +137,7 @@ struct Job {
   Row row;
   Vectors<Row> vectors;
   Share share;
-  Record* kept;
-  std::int32_t* kept_count;
+  const Record* kept;
   int carried;           // records kept so far
   std::uint32_t found;   // records in all buffers of the cluster
   std::uint32_t before;  // in those of lower rank
@@ -319,19 +319,17 @@ __device__ void count_found(Job<Row>& job, Shared& shared) {
   cluster.sync();
 }
 
-// The K first of a row and of the records kept so far. All CTAs of a cluster share one row.
+// The K first of a row and of the records kept so far, to `out`, which may be the buffer; returns how many. All CTAs of a cluster
+// share one row; all but the first return -1.
 template <class Row, int kThreads>
-__device__ void select_row(const Row& row, int topk, int capacity, Record* kept, std::int32_t* kept_count,
-                           int carried) {
+__device__ int select_row(const Row& row, int topk, Record* storage, int capacity, const Record* kept, int carried, Record* out) {
   using Buffer = RecordBuffer<kThreads>;
-  extern __shared__ Record storage[];
   __shared__ typename Buffer::Shared shared;
   __shared__ Job<Row> job;
   const cg::cluster_group cluster = cg::this_cluster();
   if (threadIdx.x == 0) {
     const Vectors<Row> vectors(row);
-    job = {row, vectors, Share(cluster.block_rank(), cluster.num_blocks(), vectors.count), kept, kept_count, carried,
-           0,   0};
+    job = {row, vectors, Share(cluster.block_rank(), cluster.num_blocks(), vectors.count), kept, carried, 0, 0};
   }
   Buffer buffer(shared, storage, capacity, topk);  // ends with a barrier
 
@@ -368,28 +366,25 @@ __device__ void select_row(const Row& row, int topk, int capacity, Record* kept,
     cluster.sync();
     if (job.share.part == 0) buffer.resize(static_cast<int>(job.found));
   }
-  if (job.share.part == 0) {
-    if (!together) {
-      for (std::uint32_t p = 1; p < job.share.parts; ++p) {
-        const Record* theirs = cluster.map_shared_rank(storage, p);
-        const int count = cluster.map_shared_rank(&shared, p)->count;
-        for (int first = 0; first < count; first += kThreads) {
-          const int i = first + static_cast<int>(threadIdx.x);
-          buffer.offer(i < count, i < count ? theirs[i] : kEveryRecord);
-        }
+  if (job.share.part == 0 && !together) {
+    for (std::uint32_t p = 1; p < job.share.parts; ++p) {
+      const Record* theirs = cluster.map_shared_rank(storage, p);
+      const int count = cluster.map_shared_rank(&shared, p)->count;
+      for (int first = 0; first < count; first += kThreads) {
+        const int i = first + static_cast<int>(threadIdx.x);
+        buffer.offer(i < count, i < count ? theirs[i] : kEveryRecord);
       }
     }
-    const int written = buffer.write_first(job.kept);
-    if (threadIdx.x == 0) *job.kept_count = written;
   }
-  if (job.share.parts > 1) cluster.sync();  // the others' shared memory was being read
+  if (job.share.parts > 1 && !together) cluster.sync();  // the others' shared memory was being read
+  return job.share.part == 0 ? buffer.write_first(out) : -1;
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// launches
-
-template <int kThreads>
-__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kernel(SelectScoresArgs args, int capacity) {
+template <int kThreads, int kItems>
+__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kernel(const __grid_constant__ SelectScoresArgs args, int capacity) {
+  using Writer = RowWriter<kThreads, kItems>;
+  extern __shared__ __align__(16) Record storage[];
+  auto& shared = *reinterpret_cast<typename Writer::Shared*>(storage);
   ptx::wait_for_previous();
   ptx::let_next_begin();
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
@@ -399,33 +394,71 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_scores_kerne
   const Visible visible = visible_in(args.keys, args.in.ks, args.in.ke, args.first_row + slice_row);
   const std::int64_t begin = max(visible.begin, args.key_begin);
   const std::int64_t end = min(visible.end, args.key_end);
-  std::int32_t* kept_count = args.kept_count + place;
-  if (begin >= end) {
-    if (args.first_slice && cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
-    return;
+  const bool writes = args.output.ids != nullptr;
+  Record* kept = args.kept + place * args.topk;
+  const int carried = args.first_slice ? 0 : args.kept_count[place];
+  int count = carried;
+  const Record* from = kept;
+  if (begin < end) {
+    const ScoreRow row{args.scores + r * args.score_stride + (begin - args.key_begin),
+                       static_cast<std::uint32_t>(end - begin), static_cast<std::uint32_t>(begin)};
+    count = select_row<ScoreRow, kThreads>(row, args.topk, storage, capacity, kept, carried, writes ? storage : kept);
+    from = storage;
   }
-  const ScoreRow row{args.scores + r * args.score_stride + (begin - args.key_begin),
-                     static_cast<std::uint32_t>(end - begin), static_cast<std::uint32_t>(begin)};
-  select_row<ScoreRow, kThreads>(row, args.topk, capacity, args.kept + place * args.topk, kept_count,
-                                 args.first_slice ? 0 : *kept_count);
+  if (cg::this_cluster().block_rank() != 0) return;
+  if (writes) {
+    Writer::write(args.output, shared, from, count, slice_row, nullptr);
+  } else if (threadIdx.x == 0) {
+    args.kept_count[place] = count;
+  }
 }
 
-template <int kThreads>
-__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kernel(SelectRecordsArgs args,
-                                                                                   int capacity) {
+// All threads: the row is listed, to be scored in full.
+__device__ void list_row(const Redo& redo, std::int64_t row) {
+  if (threadIdx.x != 0) return;
+  if (redo.lost != nullptr) redo.lost[row] = 1;
+  redo.list[atomicAdd(redo.list_size, 1)] = static_cast<std::int32_t>(row);
+}
+
+template <int kThreads, int kItems>
+__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_records_kernel(const __grid_constant__ SelectRecordsArgs args, int capacity) {
+  using Writer = RowWriter<kThreads, kItems>;
+  extern __shared__ __align__(16) Record storage[];
+  auto& shared = *reinterpret_cast<typename Writer::Shared*>(storage);
   ptx::wait_for_previous();
   ptx::let_next_begin();
   const std::int64_t r = blockIdx.x / cg::this_cluster().num_blocks();
-  std::int32_t* kept_count = args.kept_count + r;
-  const std::int32_t count = args.record_count[r];
-  if (count <= 0) {
-    if (args.first_slice && cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) *kept_count = 0;
+  const bool first = cg::this_cluster().block_rank() == 0;
+  const OutputArgs& output = args.output;
+  const Redo& redo = args.redo;
+  const bool writes = output.ids != nullptr;
+  if ((redo.lost != nullptr && redo.lost[r] != 0) || (redo.screened != nullptr && redo.screened[r] == 0)) {
+    if (first) list_row(redo, r);
     return;
   }
-  const RecordRow row{args.records + r * args.record_stride, static_cast<std::uint32_t>(min(std::int64_t{count}, args.record_stride))};
-  select_row<RecordRow, kThreads>(row, args.topk, capacity, args.kept + r * args.topk, kept_count,
-                                  args.first_slice ? 0 : *kept_count);
+  const RecordRow row{args.records + r * args.record_stride,
+                      static_cast<std::uint32_t>(min(std::int64_t{args.record_count[r]}, args.record_stride))};
+  Record* kept = args.kept + r * args.topk;
+  const int carried = args.first_slice ? 0 : args.kept_count[r];
+  int count = static_cast<int>(row.count);
+  const Record* from = row.data;
+  const bool all = writes && !output.ascending && count <= Writer::kMost;  // sorting them all is sooner done than selecting some
+  if (!all && count > 0) {
+    count = select_row<RecordRow, kThreads>(row, args.topk, storage, capacity, kept, carried, writes ? storage : kept);
+    from = storage;
+  } else if (!all) {
+    count = carried;
+  }
+  if (!first) return;
+  if (!writes) {
+    if (threadIdx.x == 0) args.kept_count[r] = count;
+  } else if (!Writer::write(output, shared, from, count, r, redo.tau == nullptr ? nullptr : redo.tau + r)) {
+    list_row(redo, r);
+  }
 }
+
+// -------------------------------------------------------------------------------------------------------------
+// launches
 
 // Many rows: two CTAs a multiprocessor, so that one compacts while the other reads. Few rows: as many CTAs a row as
 // fill the chip, up to a cluster; clusters of 16 only where half the chip is enough, because few of them fit at a time.
@@ -445,33 +478,44 @@ Shape shape_for(std::int64_t rows, int multiprocessors) {
 // Records in the buffer: room for K and for what a guess lets through (4000 for K = 2048 and a million keys).
 constexpr int capacity_for(int topk) { return topk <= 2048 ? 8192 : 12288; }
 
-template <class Args>
-cudaError_t launch(void (*kernel)(Args, int), const Args& args, std::int64_t rows, int topk, Shape shape,
-                   cudaStream_t stream) {
-  const int capacity = capacity_for(topk);
-  const std::size_t bytes = static_cast<std::size_t>(capacity) * sizeof(Record);
+template <class Writer, class Args>
+cudaError_t launch(void (*kernel)(Args, int), const Args& args, Shape shape, cudaStream_t stream) {
+  const int capacity = capacity_for(args.topk);
+  const std::size_t bytes = std::max(static_cast<std::size_t>(capacity) * sizeof(Record), sizeof(typename Writer::Shared));
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
   if (shape.parts > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  return launch_early(kernel, rows * shape.parts, shape.threads, bytes, shape.parts, stream, args, capacity);
+  return launch_early(kernel, args.rows * shape.parts, shape.threads, bytes, shape.parts, stream, args, capacity);
+}
+
+template <int kThreads, int kItems>
+cudaError_t launch_as(const SelectScoresArgs& args, Shape shape, cudaStream_t stream) {
+  return launch<RowWriter<kThreads, kItems>>(select_scores_kernel<kThreads, kItems>, args, shape, stream);
+}
+
+template <int kThreads, int kItems>
+cudaError_t launch_as(const SelectRecordsArgs& args, Shape shape, cudaStream_t stream) {
+  return launch<RowWriter<kThreads, kItems>>(select_records_kernel<kThreads, kItems>, args, shape, stream);
+}
+
+template <class Args>
+cudaError_t launch_in(const Args& args, Shape shape, cudaStream_t stream) {
+  if (args.rows == 0) return cudaSuccess;
+  if (shape.threads == kFewRows) return launch_as<kFewRows, 4>(args, shape, stream);
+  return args.topk <= 2048 ? launch_as<kManyRows, 4>(args, shape, stream) : launch_as<kManyRows, 8>(args, shape, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
-  const Shape shape = shape_for(args.rows, multiprocessors);
-  return launch(shape.threads == kManyRows ? select_scores_kernel<kManyRows> : select_scores_kernel<kFewRows>, args,
-                args.rows, args.topk, shape, stream);
+  return launch_in(args, shape_for(args.rows, multiprocessors), stream);
 }
 
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
   Shape shape = shape_for(args.rows, multiprocessors);
   if (args.record_stride <= capacity_for(args.topk)) shape.parts = 1;  // then they are copied, not read: a cluster's barriers are dear
-  return launch(shape.threads == kManyRows ? select_records_kernel<kManyRows> : select_records_kernel<kFewRows>, args,
-                args.rows, args.topk, shape, stream);
+  return launch_in(args, shape, stream);
 }
 
 }  // namespace dosa::cuda

@@ -72,16 +72,9 @@ class BinSort {
     std::uint32_t warp_sum[kWarps], warp_most[kWarps];
   };
 
-  /// Which bin a key belongs to.
-  struct Spread {
-    Key low, high;
-    int shift;
-    __device__ int bin(Key key) const { return static_cast<int>((key - low) >> shift); }
-  };
-
   /// All threads: the first `count` of shared.sorted become the keys, ascending. Key i * kThreads + thread of them is item i of a
   /// thread; keys are distinct. Begins and ends with a barrier.
-  static __device__ Spread run(Shared& shared, Key (&item)[kItems], int count) {
+  static __device__ void run(Shared& shared, Key (&item)[kItems], int count) {
     const int thread = static_cast<int>(threadIdx.x);
     const Spread spread = spread_of(shared, item, count);
     std::uint32_t place[kItems];
@@ -92,7 +85,7 @@ class BinSort {
     __syncthreads();
     if (sum_bins(shared) > kMostInBin) {
       network(shared, item, count);
-      return spread;
+      return;
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -109,19 +102,15 @@ class BinSort {
       shared.sorted[rank] = item[i];
     }
     __syncthreads();
-    return spread;
-  }
-
-  /// Whether `key` is among the keys of the last run.
-  static __device__ bool contains(const Shared& shared, const Spread& spread, Key key) {
-    if (key < spread.low || key > spread.high) return false;
-    const int bin = spread.bin(key);
-    bool found = false;
-    for (std::uint32_t at = shared.start[bin]; at < shared.start[bin + 1]; ++at) found = found || shared.sorted[at] == key;
-    return found;
   }
 
  private:
+  // Which bin a key belongs to.
+  struct Spread {
+    Key low, high;
+    int shift;
+    __device__ int bin(Key key) const { return static_cast<int>((key - low) >> shift); }
+  };
 
   // The range of the keys; empties the bins.
   static __device__ Spread spread_of(Shared& shared, const Key (&item)[kItems], int count) {

@@ -96,23 +96,6 @@ struct Counters {
   std::uint64_t scored_in_full;
 };
 
-/// count: adds up what became of the rows of a slice.
-struct CountArgs {
-  Inputs in;
-  std::int64_t first_row;
-  std::int64_t rows;
-  int topk;
-  std::int64_t min_context;
-  const std::uint8_t* budget;      // [rows] as launch_choose leaves them, or null: the method scores in full
-  const std::uint8_t* screened;    // [rows] as launch_certify leaves them
-  const std::uint8_t* lost;        // [rows] raised by launch_score, launch_compact, launch_refine and launch_check_tau; or null
-  const std::int32_t* seed_count;  // [groups of group_rows(heads) rows] witnesses, or null:
-  KeySlice sample;                 // tau came from these keys
-  Counters* counters;
-  int hinted = -1;                 // keys of each row that tau came from, where launch_witness found it
-};
-cudaError_t launch_count(const CountArgs& args, cudaStream_t stream);
-
 /// Records are the host's (select/records.hpp): order_code(score) << 32 | id << 1 | negative zero; ascending is best first.
 using Record = std::uint64_t;
 
@@ -168,8 +151,39 @@ struct WitnessArgs {
 };
 cudaError_t launch_witness(const WitnessArgs& args, cudaStream_t stream);
 
+/// The end of a row's selection. Its K first records, sorted by score (or by id), go to its output row: ids absolute, relative to
+/// max(ks, 0) or slots of the page pool, -1 and -inf padding, NaN as 0x7FC00000; a row with nothing visible is all -1. The winners of
+/// a request's last query that sees a key come in front of what `recent` held (decode/recent.hpp); more than kMaxRecent ids are not
+/// kept. What became of the row is counted.
+inline constexpr int kMaxRecent = 8192;
+struct OutputArgs {
+  Inputs in = {};                   // as the caller gave them
+  std::int64_t first_row = 0;
+  int topk = 0;
+  bool ascending = false;
+  IndexSpace space = IndexSpace::absolute;
+  bool gathered = false;            // ids of records count through the keys of all requests: see launch_gather_pages
+  std::int32_t* ids = nullptr;      // [nq][topk], row stride ids_stride; null: no output yet, what is kept stays records
+  std::int64_t ids_stride = 0;
+  float* scores = nullptr;          // null or [nq][topk], row stride scores_stride
+  std::int64_t scores_stride = 0;
+  std::int32_t* recent = nullptr;   // null or [requests][recent_width], row stride recent_stride
+  std::int64_t recent_stride = 0;
+  std::int64_t recent_width = 0;
+
+  Counters* counters = nullptr;    // null: nothing is counted
+  std::int64_t min_context = 0;
+  const std::uint8_t* budget = nullptr;      // [rows] as launch_choose leaves them, or null: the method scores in full
+  const std::uint8_t* screened = nullptr;    // [rows] as launch_certify leaves them
+  const std::uint8_t* lost = nullptr;        // [rows] 1: scored in full after all; or null
+  const std::int32_t* seed_count = nullptr;  // [groups of group_rows(heads) rows] witnesses, or null:
+  KeySlice sample = {};                      // tau came from these keys,
+  int hinted = -1;                           // or from so many hinted ones of each row
+};
+
 /// select over stored scores: per row of a pass, the min(K, visible) first of [key_begin, key_end) and of the records kept so
-/// far, in the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution.
+/// far, in the total order (score descending, id ascending; NaN last; zeros equal), exactly, whatever the distribution. They are kept,
+/// or they are the output.
 struct SelectScoresArgs {
   Inputs in;
   std::int64_t first_row;
@@ -181,9 +195,10 @@ struct SelectScoresArgs {
   std::int64_t score_stride;
   int topk;
   bool first_slice;        // true: nothing has been kept of these rows yet
-  Record* kept;            // [place][topk] in and out, unsorted
+  Record* kept;            // [place][topk] in and out, unsorted; null where there is output of one slice
   std::int32_t* kept_count;  // [place]
   Rows pass = {};
+  OutputArgs output = {};
 };
 cudaError_t launch_select_scores(const SelectScoresArgs& args, int multiprocessors, cudaStream_t stream);
 
@@ -289,6 +304,16 @@ struct RefineArgs {
 };
 cudaError_t launch_refine(const RefineArgs& args, int multiprocessors, cudaStream_t stream);
 
+/// Rows of which more must be known: those of `lost`, those that `screened` says have no records, and those whose K-th record (-inf if
+/// there are fewer) lies below tau. They are listed instead of written.
+struct Redo {
+  const std::uint8_t* screened = nullptr;  // [rows] 0: scored in full in any case; or null
+  const float* tau = nullptr;              // [rows]; null: nothing is checked
+  std::uint8_t* lost = nullptr;            // [rows] raised to 1 for listed rows
+  std::int32_t* list = nullptr;            // [rows]
+  std::int32_t* list_size = nullptr;       // [1] 0 at first
+};
+
 /// select over records: per row, the K first of its records and of those kept so far. No record may come twice.
 struct SelectRecordsArgs {
   std::int64_t rows;
@@ -296,35 +321,13 @@ struct SelectRecordsArgs {
   std::int64_t record_stride;
   const std::int32_t* record_count;  // [rows]; what exceeds record_stride was not recorded
   int topk;
-  Record* kept;                      // [rows][topk] in and out, unsorted
+  Record* kept;                      // [rows][topk] in and out, unsorted; null where there is output
   std::int32_t* kept_count;          // [rows]
-  bool first_slice = true;           // true: nothing has been kept of these rows yet
+  bool first_slice = true;           // true: nothing has been kept of these rows yet, as is the case where there is output
+  OutputArgs output = {};
+  Redo redo = {};
 };
 cudaError_t launch_select_records(const SelectRecordsArgs& args, int multiprocessors, cudaStream_t stream);
-
-/// write: kept records to output rows: sorted by score (or by id), ids absolute, relative to max(ks, 0) or slots of the page
-/// pool, -1 and -inf padding, NaN as 0x7FC00000. A row with nothing visible is all -1. The winners of a request's last query that
-/// sees a key come in front of what `recent` held (decode/recent.hpp); more than kMaxRecent ids are not kept.
-inline constexpr int kMaxRecent = 8192;
-struct WriteArgs {
-  Inputs in;                        // as the caller gave them
-  std::int64_t first_row;
-  std::int64_t rows;
-  int topk;
-  bool ascending;
-  IndexSpace space;
-  bool gathered;                    // ids of kept records count through the keys of all requests: see launch_gather_pages
-  const Record* kept;               // [rows][topk]
-  const std::int32_t* kept_count;   // [rows]
-  std::int32_t* ids;                // [nq][topk], row stride ids_stride
-  std::int64_t ids_stride;
-  float* scores;                    // null or [nq][topk], row stride scores_stride
-  std::int64_t scores_stride;
-  std::int32_t* recent = nullptr;   // null or [requests][recent_width], row stride recent_stride
-  std::int64_t recent_stride = 0;
-  std::int64_t recent_width = 0;
-};
-cudaError_t launch_write(const WriteArgs& args, cudaStream_t stream);
 
 /// gather_pages: keys in pages to contiguous ones, request after request with room for nk each, and the ranges of rows in them. What
 /// no row of a request sees is zero, with scale 1.

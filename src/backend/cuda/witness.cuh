@@ -35,18 +35,21 @@ inline std::int64_t queries_of_witnesses(const WitnessArgs& args) {
   return args.hints.query_stride != 0 ? 1 : queries_together(args.in.pages, {});
 }
 
-/// All threads: of a row whose witnesses' codes are known.
-__device__ __forceinline__ void find_tau(const WitnessArgs& args, std::int64_t row, RecordBuffer<kWitnessThreads>::Shared& shared) {
-  const std::uint32_t* codes = args.codes + row * args.code_stride;
+/// All threads: of a row whose witnesses' codes are known. A little lower does as well, so two passes over the codes are enough.
+__device__ __forceinline__ void find_tau(const WitnessArgs& args, std::int64_t row, std::uint32_t* codes, RecordBuffer<kWitnessThreads>::Shared& shared) {
+  constexpr int kCoarsest = 32 + 10;  // 2^-13 of a score
   std::uint32_t code = kNaNCode;
   if (args.hints.width >= args.topk) {
-    const Record bound = RecordBuffer<kWitnessThreads>::bound_of(shared, args.hints.width, args.topk, 32,
-                                                                 [codes](int i) { return Record{__ldcg(codes + i)} << 32; });
+#pragma unroll 8
+    for (int i = static_cast<int>(threadIdx.x); i < args.hints.width; i += kWitnessThreads) codes[i] = __ldcg(args.codes + row * args.code_stride + i);
+    __syncthreads();
+    const Record bound = RecordBuffer<kWitnessThreads>::bound_of(shared, args.hints.width, args.topk, kCoarsest,
+                                                                 [codes](int i) { return Record{codes[i]} << 32; });
     code = code_of(bound - 1);
   }
   if (threadIdx.x == 0) {
     const Visible visible = visible_keys(args.in, args.first_row + row);
-    const bool found = code != kNaNCode, fits = visible.end - visible.begin <= args.found.stride;
+    const bool found = code <= kWorstNumberCode, fits = visible.end - visible.begin <= args.found.stride;
     args.tau[row] = found ? score_of_code(code) : __uint_as_float(fits ? 0xFF800000U : 0x7F800000U);
     args.found.count[row] = 0;
     args.found.lost[row] = 0;
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(kWitnessThreads)
   if (!shared.last) return;
   __threadfence();
   if (thread == 0) args.done[row] = 0;
-  for (int i = 0; i < rows; ++i) find_tau(args, row + i, shared.buffer);
+  for (int i = 0; i < rows; ++i) find_tau(args, row + i, reinterpret_cast<std::uint32_t*>(raw + sizeof(Shared)), shared.buffer);
 }
 
 template <class Columns>
@@ -161,10 +164,10 @@ cudaError_t launch_witness_in(const WitnessArgs& args, cudaStream_t stream) {
   const int tiles_each = (together + Columns::kQueries - 1) / Columns::kQueries;
   const int splits = std::max(1, (args.hints.width + kWitnessKeys - 1) / kWitnessKeys);
   const auto kernel = witness_kernel<Columns>;
-  constexpr int kSharedBytes = sizeof(WitnessShared<Columns::kColumns>);
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const std::size_t shared_bytes = sizeof(WitnessShared<Columns::kColumns>) + static_cast<std::size_t>(args.hints.width) * sizeof(std::uint32_t);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  return launch_early(kernel, args.rows / together * tiles_each * splits, kWitnessThreads, kSharedBytes, 1, stream, args, together, tiles_each, splits);
+  return launch_early(kernel, args.rows / together * tiles_each * splits, kWitnessThreads, shared_bytes, 1, stream, args, together, tiles_each, splits);
 }
 
 }  // namespace dosa::cuda

@@ -86,6 +86,7 @@ constexpr int kWidestBudget = budget_at(kBudgetCount - 1);
 struct Arrays {
   Counters* counters;        // zero at first, as is
   std::int32_t* done;        // [rows], where tau comes from hinted keys
+  std::int32_t* redo_size;   // [slices of queries] rows that are scored in full in the end
   Record* kept;              // [rows][topk]
   std::int32_t* kept_count;  // [rows]
   float* scores;             // [full_queries][full_keys]; shares its place with lists and records
@@ -145,6 +146,7 @@ struct Arrays {
     const std::int64_t rows = plan.tile_queries;
     counters = carver.take<Counters>(1);
     done = carver.take<std::int32_t>(recalls(plan) ? rows : 0);
+    redo_size = carver.take<std::int32_t>((plan.shape.nq + rows - 1) / std::max<std::int64_t>(rows, 1));
     bytes_to_clear = carver.used();
     kept = carver.take<Record>(rows * plan.shape.topk);
     kept_count = carver.take<std::int32_t>(rows);

@@ -1,21 +1,16 @@
-// What became of the rows of a slice, added up.
-#include "backend/cuda/launch_early.cuh"
-#include "backend/cuda/ptx.cuh"
-#include "backend/cuda/stages.hpp"
+// What became of a row, added up.
+#pragma once
+
+#include "backend/cuda/order.cuh"
 
 namespace dosa::cuda {
-namespace {
 
-constexpr int kThreads = 256;
-
-__device__ void add(std::uint64_t& counter, std::int64_t value) {
+__device__ __forceinline__ void add(std::uint64_t& counter, std::int64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
 }
 
-__global__ void count_rows(const __grid_constant__ CountArgs args) {
-  ptx::wait_for_previous();
-  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (row >= args.rows) return;
+/// One thread: row `row` of the slice, at the end of its way.
+__device__ __forceinline__ void count_row(const OutputArgs& args, std::int64_t row) {
   const Inputs& in = args.in;
   Counters& counters = *args.counters;
   const std::int64_t query = args.first_row + row;
@@ -31,7 +26,7 @@ __global__ void count_rows(const __grid_constant__ CountArgs args) {
   const bool screened = !by_method && args.screened[row] != 0;
   const bool sampled = args.sample.count > 0;
   const bool hinted = args.hinted >= 0;
-  const bool lost = args.lost != nullptr && args.lost[row] != 0 && (screened || sampled || hinted);
+  const bool lost = (screened || sampled || hinted) && args.lost[row] != 0;
   if (hinted) {
     add(counters.seeds, visible > 0 ? args.hinted : 0);
   } else if (args.seed_count == nullptr) {
@@ -55,13 +50,6 @@ __global__ void count_rows(const __grid_constant__ CountArgs args) {
                         : args.budget[row] == 0            ? counters.full_loose
                                                            : counters.full_exempt;
   add(path, 1);
-}
-
-}  // namespace
-
-cudaError_t launch_count(const CountArgs& args, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
-  return launch_early(count_rows, (args.rows + kThreads - 1) / kThreads, kThreads, 0, 1, stream, args);
 }
 
 }  // namespace dosa::cuda
