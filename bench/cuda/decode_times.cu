@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda/inputs.cuh"
+#include "cuda/timing.cuh"
 #include "dosa/decode.hpp"
 #include "dosa/indexer.hpp"
 
@@ -23,6 +24,8 @@ namespace {
 using namespace dosa;
 using bench::allocate;
 using bench::check;
+using bench::elapsed_ms;
+using bench::median;
 
 constexpr int kPage = 64, kDim = 128, kTopk = 2048, kRecent = kTopk + kTopk / 8, kSteps = 8;
 constexpr std::int64_t kPageBytes = kPage * (kDim + 4);
@@ -108,24 +111,6 @@ struct Contender {
     }
   }
 };
-
-float median(std::vector<float> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
-template <class Body>
-float elapsed_ms(cudaStream_t stream, const Body& body) {
-  static cudaEvent_t start = nullptr, stop = nullptr;
-  if (start == nullptr) check(cudaEventCreate(&start)), check(cudaEventCreate(&stop));
-  check(cudaEventRecord(start, stream));
-  body();
-  check(cudaEventRecord(stop, stream));
-  check(cudaEventSynchronize(stop));
-  float ms = 0;
-  check(cudaEventElapsedTime(&ms, start, stop));
-  return ms;
-}
 
 void run_case(std::int64_t batch, std::int64_t keys, int heads) {
   const std::int64_t copies = batch * keys < (1 << 20) ? 4 : batch * keys < (1 << 21) ? 2 : 1;

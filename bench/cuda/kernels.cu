@@ -12,6 +12,7 @@
 
 #include "base/dtype.hpp"
 #include "cuda/inputs.cuh"
+#include "cuda/timing.cuh"
 #include "score/reference.hpp"
 
 namespace dosa::bench {
@@ -29,24 +30,8 @@ struct Times {
 };
 
 Times timed(const std::function<void()>& run) {
-  cudaEvent_t begin;
-  cudaEvent_t end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> ms;
-  for (int i = 0; i <= repeats; ++i) {
-    cudaEventRecord(begin);
-    run();
-    cudaEventRecord(end);
-    check(cudaEventSynchronize(end), "run");
-    float t = 0;
-    cudaEventElapsedTime(&t, begin, end);
-    if (i > 0) ms.push_back(t);  // the first one warms up
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(ms.begin(), ms.end());
-  return {ms[ms.size() / 2], ms[0]};
+  const std::vector<float> ms = times_ms(repeats, [&](int) { run(); });
+  return {median(ms), *std::ranges::min_element(ms)};
 }
 
 double causal_pairs(std::int64_t nq, std::int64_t nk) {

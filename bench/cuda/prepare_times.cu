@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "backend/cuda/prepare.hpp"
-#include "cuda/check.cuh"
+#include "cuda/timing.cuh"
 
 namespace {
 
 using namespace dosa::cuda;
 using dosa::bench::check;
+using dosa::bench::median_ms;
 using dosa::bench::allocate;
-
 
 __device__ float bell(std::uint64_t i) {
   std::uint64_t x = i * 0x9E3779B97F4A7C15ULL;
@@ -41,26 +41,6 @@ __global__ void fill_floats(float* out, std::int64_t count, float mean, float si
   }
 }
 
-template <class Body>
-float median_ms(const Body& body) {
-  cudaEvent_t start, stop;
-  check(cudaEventCreate(&start));
-  check(cudaEventCreate(&stop));
-  body();
-  std::vector<float> times;
-  for (int i = 0; i < 5; ++i) {
-    check(cudaEventRecord(start));
-    body();
-    check(cudaEventRecord(stop));
-    check(cudaEventSynchronize(stop));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, start, stop));
-    times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  return times[2];
-}
-
 }  // namespace
 
 int main() {
@@ -80,7 +60,7 @@ int main() {
   fill_bytes<<<blocks, 256>>>(k, nk * kDim, 100.0F, 1);
   fill_floats<<<blocks, 256>>>(scale, nk, 1.0F, 0.01F, 2);
   const float keys_ms =
-      median_ms([&] { check(launch_keys({k, scale, nk, rho, inv_alpha, exempt, nullptr}, nullptr)); });
+      median_ms([&](int) { check(launch_keys({k, scale, nk, rho, inv_alpha, exempt, nullptr}, nullptr)); });
   std::printf("keys %lld: %.4f ms, %.2f TB/s\n", static_cast<long long>(nk), keys_ms, nk * (128 + 12) * 1e-9 / keys_ms);
 
   // Witnesses: a list of 2 K winners for every 64 rows.
@@ -91,7 +71,7 @@ int main() {
   auto* sorted = allocate<std::int32_t>(lists * 2 * topk);
   auto* sorted_count = allocate<std::int32_t>(lists);
   check(cudaMemcpy(winners, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
-  const float winners_ms = median_ms([&] {
+  const float winners_ms = median_ms([&](int) {
     check(launch_winners({lists, nullptr, winners, 2 * topk, nullptr, 2 * topk, nk, sorted, 2 * topk, sorted_count},
                          nullptr));
   });
@@ -108,7 +88,7 @@ int main() {
   in.ke = ke;
   in.nq = nq;
   in.nk = nk;
-  const float seed_ms = median_ms([&] {
+  const float seed_ms = median_ms([&](int) {
     check(launch_seed({in, 0, nq, 4, topk, sorted, 2 * topk, sorted_count, per_list, ids, ids_stride, offset, count},
                       nullptr));
   });
@@ -117,7 +97,7 @@ int main() {
   check(cudaMemset(kept, 0x11, nq * topk * sizeof(Record)));
   const std::vector<std::int32_t> full(nq, topk);
   check(cudaMemcpy(count, full.data(), nq * 4, cudaMemcpyHostToDevice));
-  const float tau_ms = median_ms([&] { check(launch_tau({nq, topk, kept, count, tau}, nullptr)); });
+  const float tau_ms = median_ms([&](int) { check(launch_tau({nq, topk, kept, count, tau}, nullptr)); });
   std::printf("winners %.4f ms, seed %.4f ms, tau %.4f ms\n", winners_ms, seed_ms, tau_ms);
 
   for (const int heads : {32, 64}) {
@@ -135,7 +115,7 @@ int main() {
     auto* survivors = allocate<std::int32_t>(nq / stride * kBudgetCount);
     auto* sampled = allocate<std::int32_t>(nq / stride);
     auto* budget = allocate<std::uint8_t>(nq);
-    const float predict_ms = median_ms([&] {
+    const float predict_ms = median_ms([&](int) {
       check(launch_predict({inputs, stride / 2, stride, survivors, sampled}, nullptr));
       check(launch_choose({nq, nq, stride, survivors, sampled, 0.024, 1.4, 0.05, 2.0, budget}, nullptr));
     });
@@ -150,13 +130,13 @@ int main() {
     std::printf("H = %d: predict and choose %.4f ms; certify", heads, predict_ms);
     for (const int b : {8, 16, 24}) {
       check(cudaMemset(budget, b, nq));
-      const float ms = median_ms([&] {
+      const float ms = median_ms([&](int) {
         check(
             launch_certify({inputs, budget, 0, bound_rows, 32 * kDim, weight, 30, c, sigma, lowered, screened}, nullptr));
       });
       std::printf(" %d rows %.4f ms", b, ms);
     }
-    const float lists_ms = median_ms([&] { check(launch_lists({nq, screened, list, size}, nullptr)); });
+    const float lists_ms = median_ms([&](int) { check(launch_lists({nq, screened, list, size}, nullptr)); });
     std::printf("; lists %.4f ms\n", lists_ms);
     check(cudaFree(q));
     check(cudaFree(bound_rows));

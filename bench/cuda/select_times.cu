@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "backend/cuda/stages.hpp"
-#include "cuda/check.cuh"
+#include "cuda/timing.cuh"
 
 namespace {
 
 using namespace dosa::cuda;
 using dosa::bench::check;
-
+using dosa::bench::median_ms;
 
 enum class Values { bell, relu, rising, equal };
 constexpr const char* kNames[] = {"bell", "relu", "rising", "equal"};
@@ -55,28 +55,6 @@ __global__ void to_records(const float* scores, Record* records, std::int64_t co
     const std::uint32_t code = (bits & 0x80000000U) != 0 ? bits : 0x7FFFFFFFU - bits;
     records[i] = Record{code} << 32 | static_cast<std::uint32_t>(i % keys) << 1;
   }
-}
-
-template <class Body>
-float median_ms(int repeats, const Body& body) {
-  cudaEvent_t start, stop;
-  check(cudaEventCreate(&start));
-  check(cudaEventCreate(&stop));
-  body(0);
-  std::vector<float> times;
-  for (int i = 0; i < repeats; ++i) {
-    check(cudaEventRecord(start));
-    body(i + 1);
-    check(cudaEventRecord(stop));
-    check(cudaEventSynchronize(stop));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, start, stop));
-    times.push_back(ms);
-  }
-  check(cudaEventDestroy(start));
-  check(cudaEventDestroy(stop));
-  std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
-  return times[repeats / 2];
 }
 
 }  // namespace
@@ -127,7 +105,7 @@ int main(int argc, char** argv) {
       in.nq = s.rows;
       in.nk = s.keys;
       const std::int64_t slice = s.slice > 0 ? s.slice : s.keys;
-      const float select = median_ms(5, [&](int i) {
+      const float select = median_ms([&](int i) {
         const float* at = scores + i % copies * s.rows * s.keys;
         for (std::int64_t key = 0; key < s.keys; key += slice) {
           check(launch_select_scores(
@@ -135,7 +113,7 @@ int main(int argc, char** argv) {
               multiprocessors, nullptr));
         }
       });
-      const float write = median_ms(5, [&](int) {
+      const float write = median_ms([&](int) {
         check(launch_select_records({.rows = s.rows, .records = kept, .record_stride = s.topk, .record_count = count, .topk = s.topk, .kept = nullptr,
                                      .kept_count = nullptr, .output = {.in = in, .topk = s.topk, .ids = ids, .ids_stride = s.topk}},
                                     multiprocessors, nullptr));
@@ -156,7 +134,7 @@ int main(int argc, char** argv) {
     to_records<<<multiprocessors * 8, 512>>>(scores, records, rows * each, each);
     const std::vector<std::int32_t> counts(rows, static_cast<std::int32_t>(each));
     check(cudaMemcpy(ids, counts.data(), rows * sizeof(std::int32_t), cudaMemcpyHostToDevice));
-    const float select = median_ms(5, [&](int) {
+    const float select = median_ms([&](int) {
       check(launch_select_records({rows, records, each, ids, 2048, kept, count}, multiprocessors, nullptr));
     });
     std::printf("records %6lld %8lld %8s %5d %10.4f %8.3f\n", static_cast<long long>(rows),
