@@ -42,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         from tqdm import tqdm
-        import vl_convert  # noqa: F401
+
+        if options.out.suffix != ".json":
+            import vl_convert  # noqa: F401
     except ImportError as error:
         print(f"dosa.report: {error}; pip install 'dosa[report]'", file=sys.stderr)
         return 2
