@@ -47,7 +47,7 @@ class Recorder:
     max_bytes : int
         Of all files together; a trace that would exceed it is not written, and the reason is logged once.
     metadata : mapping of str to str, optional
-        Kept with each trace beside "layer" and "call"; the report reads "domain".
+        Kept with each trace beside "layer" and "call"; the report names traces by "domain" and "model" too.
 
     Attributes
     ----------

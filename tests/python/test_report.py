@@ -73,13 +73,24 @@ def test_traces_keep_apart(tmp_path, demo):
     paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     for path in paths:
         dosa.save_trace(path, *few, metadata={"layer": "4"})
+    mine = tmp_path / "mine.safetensors"
+    dosa.save_trace(mine, *few, metadata={"layer": "4", "model": "mix", "domain": "code"})
     lines = tmp_path / "lines.jsonl"
     lines.write_text(2 * BENCH.read_text().splitlines(keepends=True)[0])
-    told = measure([*paths, paths[1], lines], topk=64, rows=1)
+    told = measure([*paths, paths[1], mine, lines], topk=64, rows=1)
     name = "layer 4, 32 heads, 32K keys"
-    assert [row["trace"] for row in told["traces"]] == [name, f"{name} (b)", f"{name} (2)"]
+    assert [row["trace"] for row in told["traces"]] == [name, f"{name} (b)", f"{name} (2)", f"code, mix, {name}"]
     case = "code-mix-h32-l1-64k, topk 2048"
     assert {row["case"] for row in told["bench"]} == {case, f"{case} (2)"}
+
+
+def test_numbers_are_saved_without_what_draws_them(tmp_path, demo, monkeypatch):
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    trace = tmp_path / "a.safetensors"
+    dosa.save_trace(trace, *demo._replace(q=demo.q[:1], w=demo.w[:1], ke=demo.ke[:1]))
+    assert main([str(trace), "--rows", "1", "-o", str(tmp_path / "numbers.json")]) == 0
+    assert main([str(trace), "-o", str(tmp_path / "report.html")]) == 2
 
 
 def test_bad_files_are_refused_in_one_line(tmp_path, capsys):

@@ -42,9 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         from tqdm import tqdm
-        import vl_convert  # noqa: F401
+
+        if options.out.suffix != ".json":
+            import vl_convert  # noqa: F401
     except ImportError as error:
-        print(f"dosa.report: {error}; pip install 'dosa[report]'", file=sys.stderr)
+        print(f"dosa.report: {error}; in a checkout of dosa: pip install '.[report]'", file=sys.stderr)
         return 2
     try:
         with tqdm(bar_format="{desc} ({elapsed})", disable=None) as bar:  # silent where there is no terminal

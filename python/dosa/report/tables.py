@@ -103,10 +103,10 @@ def _unique(rows: list[dict[str, Any]], column: str, name: str, hint: str = "") 
 
 
 def _name(trace: Trace, path: pathlib.Path) -> str:
-    """ "english, layer 4, 32 heads, 32K keys": what a reader can place; the file's name where the trace says nothing."""
+    """ "english, GLM, layer 4, 32 heads, 32K keys": what a reader can place; the file's name where the trace says nothing."""
     told = trace.metadata
     nk, heads = len(trace.problem.k), trace.problem.q.shape[1]
-    words = [told["domain"]] if told.get("domain") else []
+    words = [told[word] for word in ("domain", "model") if told.get(word)]
     words += [f"layer {told['layer']}"] if told.get("layer") else []
     return ", ".join((words or [path.stem]) + [f"{heads} heads", f"{nk // 1024}K keys" if nk >= 1024 else f"{nk} keys"])
 
