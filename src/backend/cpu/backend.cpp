@@ -255,7 +255,7 @@ void CpuBackend::summarize(const GroupContext& context, Wave wave, Stats& stats)
       const std::int64_t at = slot * context.summary_stride;
       exempt += summarize_keys(kernels_, keys, (first + panels * worker / workers) * kPanelKeys,
                                (first + panels * (worker + 1) / workers) * kPanelKeys,
-                               {context.summaries.alpha + at, context.summaries.rho + at, context.summaries.rho_e + at});
+                               context.summaries.from(at));
     }
   });
   stats.exempt += exempt;

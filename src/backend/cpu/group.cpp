@@ -51,7 +51,7 @@ void CpuGroup::enter_request(std::int32_t slot, std::int64_t row) {
   keys_ = {KeyRows(context_.problem, request_of(context_.problem, row)), context_.plan.shape.nk, dim()};
   if (context_.summaries.alpha == nullptr) return;
   const std::int64_t at = slot * context_.summary_stride;
-  summaries_ = {context_.summaries.alpha + at, context_.summaries.rho + at, context_.summaries.rho_e + at};
+  summaries_ = context_.summaries.from(at);
 }
 
 std::int64_t CpuGroup::assign(std::int64_t row, std::int64_t end, int part) {

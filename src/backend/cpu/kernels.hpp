@@ -12,6 +12,7 @@
 namespace dosa::cpu {
 
 inline constexpr int kPanelKeys = 48;  // 3 vectors of 16 lanes, 6 of 8, 12 of 4
+inline constexpr int kMaxKeyBytes = 128;
 inline constexpr int kRowGroup = 4;    // rows whose accumulators are in registers at once
 
 constexpr int round_up_to(int value, int multiple) noexcept { return (value + multiple - 1) / multiple * multiple; }
@@ -55,7 +56,7 @@ struct IntegerBoundArgs {
   float c_e;
 };
 
-/// What norm_panel multiplies f32 square roots with. An f32 chain of dim squares errs by gamma(128) < 2^-16.9, its root by half
+/// What norm_keys multiplies f32 square roots with. An f32 chain of dim squares errs by gamma(128) < 2^-16.9, its root by half
 /// of that; the root, this product and this constant round once each.
 inline float norm_factor(int dim) noexcept { return static_cast<float>((1.0 + 0x1p-17) / std::sqrt(static_cast<double>(dim))); }
 inline constexpr float kSmallestSquare = 0x1p-12F;  // norms of keys that are not zero count as 2^-6 at least
@@ -71,9 +72,10 @@ struct Kernels {
   void (*dot_panel)(const float* panel, const float* q, int dim, int rows, float* x, std::int64_t stride);
   /// fl(alpha * u) [48].
   void (*bound_panel)(const BoundArgs& args, float* bounds);
-  /// Per key: rho with rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, NaN if the key holds a NaN byte; and rho_e with
-  /// rho_e sqrt(dim) >= ||k - 4 k8||. At most 2^-16 too large, relatively.
-  void (*norm_panel)(const float* panel, int dim, float* rho, float* rho_e);
+  /// Per key row: rho with rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, NaN if the key holds a NaN byte; and rho_e with
+  /// rho_e sqrt(dim) >= ||k - 4 k8||. At most 2^-16 too large, relatively, if components below 1/4 count as multiples of 2^-5
+  /// away from zero.
+  void (*norm_keys)(const std::uint8_t* const* keys, int dim, float* rho, float* rho_e);
 
   /// Positions i in [0, n) with !(u[i] < low), ascending; returns their number. `out` has room for n.
   std::int64_t (*collect_at_least)(const float* u, std::int64_t n, float low, std::int32_t* out);

@@ -1,31 +1,37 @@
 // Integer screening kernels (AVX-512 VNNI and VBMI). Included by kernels-inl.hpp inside its namespace.
 
-// round(|v| / 4) of every E4M3 magnitude; NaN bytes get 120, their keys are exempt anyway.
-struct alignas(64) QuarterTable {
+// Of every E4M3 magnitude |v|: round(|v| / 4), and the rest |v| - 4 round(|v| / 4) in units of 2^-5, rounded up. Where the quarter
+// is not zero, |v| > 2 and the rest is a multiple of 1/4 already: only magnitudes below 1/4 are rounded. NaN bytes get a quarter of
+// 120, which no number has; their keys are exempt.
+struct alignas(64) MagnitudeTables {
   std::uint8_t quarter[128];
+  std::int8_t rest[128];
 };
-inline constexpr QuarterTable kQuarterTable = [] {
-  QuarterTable table{};
+inline constexpr int kNanQuarter = 120;
+inline constexpr MagnitudeTables kMagnitudeTables = [] {
+  MagnitudeTables tables{};
   for (int byte = 0; byte < 128; ++byte) {
     const int exponent = byte >> 3;
     const int mantissa = byte & 7;
     // The value in units of 2^-9, then to units of 4 = 2^11, ties to even.
     const std::int64_t units = exponent == 0 ? mantissa : static_cast<std::int64_t>(8 + mantissa) << (exponent - 1);
     const std::int64_t floor = units >> 11;
-    const std::int64_t rest = units & 2047;
-    const bool up = rest > 1024 || (rest == 1024 && (floor & 1) != 0);
-    table.quarter[byte] = static_cast<std::uint8_t>(floor + (up ? 1 : 0));
+    const std::int64_t above = units & 2047;
+    const std::int64_t quarter = floor + (above > 1024 || (above == 1024 && (floor & 1) != 0) ? 1 : 0);
+    tables.quarter[byte] = static_cast<std::uint8_t>(quarter);
+    tables.rest[byte] = static_cast<std::int8_t>((units - (quarter << 11) + 15) >> 4);
   }
-  return table;
+  return tables;
 }();
+static_assert(kMagnitudeTables.quarter[0x7F] == kNanQuarter && kMagnitudeTables.quarter[0x7E] < kNanQuarter);
 
 // Highway 1.0.3 checks the CPU for these at this target but does not enable them in the compiler. Its own list is repeated
 // because clang lets a function's attribute replace that of the namespace.
 #define DOSA_I8_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vnni,avx512vbmi")))
 
 DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
-  const __m512i low = _mm512_load_si512(kQuarterTable.quarter);
-  const __m512i high = _mm512_load_si512(kQuarterTable.quarter + 64);
+  const __m512i low = _mm512_load_si512(kMagnitudeTables.quarter);
+  const __m512i high = _mm512_load_si512(kMagnitudeTables.quarter + 64);
   const __m512i zero_point = _mm512_set1_epi8(-128);
   for (int column = 0; column < dim; column += kColumn) {
     for (int key = 0; key < kPanelKeys; key += 16) {
@@ -39,6 +45,43 @@ DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::u
                             _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, quarter));
       }
     }
+  }
+}
+
+// Norms from bytes. With m = 4 q + r / 32 of every component, q and r from the tables, m >= |k| and |r / 32| >= |k - 4 k8|, and
+//
+//   sum m^2 = 16 sum q^2 + 1/4 sum q r + 2^-10 sum r^2
+//
+// whose three sums are below 2^24 in size: exact, and so are their floats. Where q > 0, |r / 32| <= 2 q, so the last two terms sum
+// to at most 3 times the result: rounding them, and the result, loses 2^-22 of it, less than the chain that norm_factor allows for.
+// A key that is not zero has some m >= 2^-5, above the least norm of 2^-6.
+DOSA_I8_ATTR void norm_keys_i8(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
+  const __m512i quarter_low = _mm512_load_si512(kMagnitudeTables.quarter);
+  const __m512i quarter_high = _mm512_load_si512(kMagnitudeTables.quarter + 64);
+  const __m512i rest_low = _mm512_load_si512(kMagnitudeTables.rest);
+  const __m512i rest_high = _mm512_load_si512(kMagnitudeTables.rest + 64);
+  const F32 d;
+  const VF factor = hn::Set(d, norm_factor(dim)), unit = hn::Set(d, 0x1p-10F);
+  for (int key = 0; key < kPanelKeys; key += 16) {
+    __m512i qq = _mm512_setzero_si512(), qr = qq, rr = qq, largest = qq;
+    for (int column = 0; column < dim; column += kColumn) {
+      hn::Vec<U32> quads[kColumn / 4];
+      transpose_quads(keys + key, column, quads);
+      for (const hn::Vec<U32>& quad : quads) {
+        const __m512i q = _mm512_permutex2var_epi8(quarter_low, quad.raw, quarter_high);
+        const __m512i r = _mm512_permutex2var_epi8(rest_low, quad.raw, rest_high);
+        const __m512i size = _mm512_abs_epi8(r);
+        qq = _mm512_dpbusd_epi32(qq, q, q), qr = _mm512_dpbusd_epi32(qr, q, r), rr = _mm512_dpbusd_epi32(rr, size, size);
+        largest = _mm512_max_epu8(largest, q);
+      }
+    }
+    const VF rest = hn::Mul(unit, VF{_mm512_cvtepi32_ps(rr)});
+    const VF square = hn::MulAdd(hn::Set(d, 16.0F), VF{_mm512_cvtepi32_ps(qq)},
+                                 hn::MulAdd(hn::Set(d, 0.25F), VF{_mm512_cvtepi32_ps(qr)}, rest));
+    const __m512i nan_bytes = _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(kNanQuarter)));
+    const VF norm = hn::Mul(hn::Sqrt(square), factor);
+    hn::StoreU(VF{_mm512_mask_blend_ps(_mm512_test_epi32_mask(nan_bytes, nan_bytes), norm.raw, hn::NaN(d).raw)}, d, rho + key);
+    hn::StoreU(hn::Mul(hn::Sqrt(rest), factor), d, rho_e + key);
   }
 }
 

@@ -1,14 +1,10 @@
 #include "backend/cpu/keys.hpp"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
 namespace dosa::cpu {
-namespace {
-
-constexpr int kMaxKeyBytes = 128;
-
-}  // namespace
 
 const std::uint8_t* KeySource::adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept {
   const std::int64_t stride = keys.component_stride();
@@ -30,25 +26,30 @@ void KeySource::load(std::int64_t first, std::int64_t end, std::uint8_t* copies,
   });
 }
 
+std::uint64_t summarize_panel(const Kernels& kernels, int dim, const std::uint8_t* const* rows, const float* scales,
+                              const KeySummaries& summaries) {
+  kernels.norm_keys(rows, dim, summaries.rho, summaries.rho_e);
+  std::uint64_t exempt = 0;
+  for (int key = 0; key < kPanelKeys; ++key) {
+    const bool is_exempt = std::isnan(summaries.rho[key]) || !(scales[key] >= 0.0F) || std::isinf(scales[key]);
+    summaries.alpha[key] = is_exempt ? 1.0F : scales[key];
+    summaries.rho[key] = is_exempt ? std::numeric_limits<float>::infinity() : summaries.rho[key];
+    summaries.rho_e[key] = is_exempt ? 0.0F : summaries.rho_e[key];
+    exempt |= std::uint64_t{is_exempt} << key;
+  }
+  return exempt;
+}
+
 std::int64_t summarize_keys(const Kernels& kernels, const KeySource& keys, std::int64_t begin, std::int64_t end,
                             const KeySummaries& summaries) {
-  alignas(64) float panel[kMaxKeyBytes * kPanelKeys];
   alignas(64) std::uint8_t copies[kMaxKeyBytes * kPanelKeys];
   const std::uint8_t* rows[kPanelKeys];
+  float scales[kPanelKeys];
   std::int64_t exempt = 0;
   for (std::int64_t first = begin; first < end; first += kPanelKeys) {
     keys.load(first, keys.count, copies, rows);
-    kernels.pack_panel(rows, keys.dim, panel);
-    kernels.norm_panel(panel, keys.dim, summaries.rho + first, summaries.rho_e + first);
-    for (std::int64_t key = first; key < first + kPanelKeys; ++key) {
-      const float scale = key < keys.count ? keys.scale(key) : 0.0F;
-      const bool is_exempt = std::isnan(summaries.rho[key]) || !(scale >= 0.0F) || std::isinf(scale);
-      summaries.alpha[key] = is_exempt ? 1.0F : scale;
-      if (!is_exempt) continue;
-      ++exempt;
-      summaries.rho[key] = std::numeric_limits<float>::infinity();
-      summaries.rho_e[key] = 0.0F;
-    }
+    keys.load_scales(first, scales);
+    exempt += std::popcount(summarize_panel(kernels, keys.dim, rows, scales, summaries.from(first)));
   }
   return exempt;
 }

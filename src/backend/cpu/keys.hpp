@@ -16,12 +16,17 @@ struct KeySource {
   std::int64_t count = 0;
   int dim = 0;
 
-  [[nodiscard]] float scale(std::int64_t key) const noexcept { return keys.scale(key); }
-
   /// Points rows[0, 48) at the keys `ids`, or at consecutive ones from `first`; missing rows are zero. `copies` [48][dim]
   /// takes the rows whose components are not adjacent.
   void load(std::span<const std::int32_t> ids, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
   void load(std::int64_t first, std::int64_t end, std::uint8_t* copies, const std::uint8_t** rows) const noexcept;
+  /// Scales [48] of the keys `ids`, or of consecutive ones from `first`; of missing keys zero.
+  void load_scales(std::span<const std::int32_t> ids, float* scales) const noexcept {
+    for (std::size_t i = 0; i < kPanelKeys; ++i) scales[i] = i < ids.size() ? keys.scale(ids[i]) : 0.0F;
+  }
+  void load_scales(std::int64_t first, float* scales) const noexcept {
+    for (std::int64_t i = 0; i < kPanelKeys; ++i) scales[i] = first + i < count ? keys.scale(first + i) : 0.0F;
+  }
   /// Starts bringing rows into the cache: of `ids`, or of the panel from `first`.
   void prefetch(std::span<const std::int32_t> ids) const noexcept {
     for (const std::int32_t id : ids) prefetch_row(keys.row(id));
@@ -48,15 +53,21 @@ struct KeySource {
   const std::uint8_t* adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept;
 };
 
-/// Per key, for bounds. Arrays cover whole panels; null where nothing is screened.
+/// Per key, for bounds. Arrays cover whole panels.
 struct KeySummaries {
-  float* alpha = nullptr;  // [nk] the key scale, 1 for exempt keys
-  float* rho = nullptr;    // [nk] rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, +inf for exempt keys
-  float* rho_e = nullptr;  // [nk] rho_e sqrt(dim) >= ||k - 4 k8||, 0 if every component is a multiple of 4
+  float* alpha = nullptr;  // [keys] the key scale, 1 for exempt keys
+  float* rho = nullptr;    // [keys] rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, +inf for exempt keys
+  float* rho_e = nullptr;  // [keys] rho_e sqrt(dim) >= ||k - 4 k8||, 0 if every component is a multiple of 4
+
+  [[nodiscard]] KeySummaries from(std::int64_t key) const noexcept { return {alpha + key, rho + key, rho_e + key}; }
 };
 
-/// Fills the whole panels [begin, end). Returns the number of exempt keys: a NaN byte, or a scale that is negative or not
-/// finite. Their bounds come out as +inf or NaN, which never rejects.
+/// Fills one panel, of keys `rows` [48] with `scales` [48]. Returns a bit for every exempt key: a NaN byte, or a scale that is
+/// negative or not finite. Their bounds come out as +inf or NaN, which never rejects.
+std::uint64_t summarize_panel(const Kernels& kernels, int dim, const std::uint8_t* const* rows, const float* scales,
+                              const KeySummaries& summaries);
+
+/// Fills the whole panels [begin, end). Returns the number of exempt keys.
 std::int64_t summarize_keys(const Kernels& kernels, const KeySource& keys, std::int64_t begin, std::int64_t end,
                             const KeySummaries& summaries);
 

@@ -23,14 +23,14 @@ void CpuGroup::score_panel(const QueryState& query, const float* scale, float* s
 // Any keys, gathered into panels.
 void CpuGroup::score_keys(QueryState& query, std::span<const std::int32_t> ids) {
   const std::uint8_t* rows[kPanelKeys];
-  float scale[kPanelKeys] = {};
+  float scale[kPanelKeys];
   float scores[kPanelKeys];
   for (std::size_t at = 0; at < ids.size(); at += kPanelKeys) {
     const auto batch = ids.subspan(at, std::min<std::size_t>(kPanelKeys, ids.size() - at));
     const std::size_t next = at + batch.size();
     keys_.prefetch(ids.subspan(next, std::min<std::size_t>(kPanelKeys, ids.size() - next)));
     keys_.load(batch, scratch_.key_copies, rows);
-    for (std::size_t i = 0; i < batch.size(); ++i) scale[i] = keys_.scale(batch[i]);
+    keys_.load_scales(batch, scale);
     pack_panel(rows);
     score_panel(query, scale, scores);
     for (std::size_t i = 0; i < batch.size(); ++i) query.records.push(scores[i], batch[i]);
@@ -58,7 +58,7 @@ void CpuGroup::visit_full_panels(VisibleRange range, const Visit& visit) {
       range, [&](const QueryState& query) { return is_scored_in_full(query); },
       [&](std::int64_t first, const std::uint8_t* const* rows) {
         pack_panel(rows);
-        for (int i = 0; i < kPanelKeys; ++i) scale[i] = first + i < keys_.count ? keys_.scale(first + i) : 0.0F;
+        keys_.load_scales(first, scale);
       },
       [&](QueryState& query, std::int64_t first) { visit(query, first, scale); });
 }
