@@ -8,6 +8,7 @@
 
 #include "backend/backend.hpp"
 #include "backend/cuda/workspace.hpp"
+#include "cuda/device.hpp"
 #include "io/trace.hpp"
 #include "score/oracle.hpp"
 #include "support/cases.hpp"
@@ -17,8 +18,7 @@
 namespace dosa::test {
 namespace {
 
-#define SKIP_WITHOUT_GPU() \
-  if (const std::string reason = unavailable_reason(Backend::cuda); !reason.empty()) GTEST_SKIP() << reason
+class CudaBackend : public CudaTest {};
 
 // Rows [first, first + count) of a shipped trace.
 Problem rows_of(const Trace& trace, std::int64_t first, std::int64_t count) {
@@ -32,8 +32,7 @@ Problem rows_of(const Trace& trace, std::int64_t first, std::int64_t count) {
   return problem;
 }
 
-TEST(CudaBackend, SelectsRealActivationsExactly) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, SelectsRealActivationsExactly) {
   for (const char* name : {"/demo-h32.safetensors", "/demo-h64.safetensors"}) {
     const auto trace = Trace::open(std::string(DOSA_TRACES) + name);
     ASSERT_TRUE(trace.has_value());
@@ -91,8 +90,7 @@ std::vector<std::uint32_t> dense_result(const Problem& problem) {
   return dense.result();
 }
 
-TEST(CudaBackend, EveryWayToScreenSelectsTheSame) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, EveryWayToScreenSelectsTheSame) {
   for (const char* name : {"/demo-h32.safetensors", "/demo-h64.safetensors"}) {
     const auto trace = Trace::open(std::string(DOSA_TRACES) + name);
     ASSERT_TRUE(trace.has_value());
@@ -130,8 +128,7 @@ TEST(CudaBackend, EveryWayToScreenSelectsTheSame) {
   }
 }
 
-TEST(CudaBackend, LittleMemoryCostsTimeOnly) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, LittleMemoryCostsTimeOnly) {
   const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
   ASSERT_TRUE(trace.has_value());
   const Problem problem = trace->problem();
@@ -148,8 +145,7 @@ TEST(CudaBackend, LittleMemoryCostsTimeOnly) {
   }
 }
 
-TEST(CudaBackend, FusedSelectsTheSame) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, FusedSelectsTheSame) {
   for (const char* name : {"/demo-h32.safetensors", "/demo-h64.safetensors"}) {
     const auto trace = Trace::open(std::string(DOSA_TRACES) + name);
     ASSERT_TRUE(trace.has_value());
@@ -165,8 +161,7 @@ TEST(CudaBackend, FusedSelectsTheSame) {
 }
 
 // Winners lie at the sampled keys, or nowhere near them: tau is too high in every row, or lets through more than there is room for.
-TEST(CudaBackend, ASampleThatMisleadsIsNoticed) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, ASampleThatMisleadsIsNoticed) {
   std::vector<float> scores(1 << 17);
   const cuda::KeySlice sample = cuda::sample_of(1 << 17);
   for (const bool at_sample : {true, false}) {
@@ -187,8 +182,7 @@ TEST(CudaBackend, ASampleThatMisleadsIsNoticed) {
 }
 
 // All winners lie in the first slice, which is taken for a sample: the guess of tau is too high in every row.
-TEST(CudaBackend, ATauGuessedTooHighIsNoticed) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, ATauGuessedTooHighIsNoticed) {
   std::vector<float> scores(1 << 18);
   for (std::size_t i = 0; i < scores.size(); ++i) {
     scores[i] = i % 512 == 0 ? 1000.0F + static_cast<float>(i * 7919 % 4096) : static_cast<float>(i * 31 % 997) / 1000;
@@ -205,8 +199,7 @@ TEST(CudaBackend, ATauGuessedTooHighIsNoticed) {
 
 // Equal scores, more of them in the first slice than a guess of tau looks at: which of them win is decided by keys of other
 // slices, whose ids lie between and behind.
-TEST(CudaBackend, TiesAtAGuessedTauAreAllKept) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, TiesAtAGuessedTauAreAllKept) {
   Options options = cuda_options(Method::dosa);
   options.memory_budget = std::int64_t{12} << 20;
   const ProblemShape shape{.nq = 64, .nk = 1 << 18, .heads = 32, .dim = 128, .topk = 256};
@@ -224,8 +217,7 @@ TEST(CudaBackend, TiesAtAGuessedTauAreAllKept) {
   }
 }
 
-TEST(CudaBackend, TwentyLaunchesAreBitIdentical) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, TwentyLaunchesAreBitIdentical) {
   const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
   ASSERT_TRUE(trace.has_value());
   const std::vector<std::uint32_t> want = dense_result(trace->problem());
@@ -237,22 +229,15 @@ TEST(CudaBackend, TwentyLaunchesAreBitIdentical) {
 }
 
 // Lengths are read on the device: a captured graph follows them.
-TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, AGraphIsReplayedWithOtherLengths) {
   const auto trace = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
   ASSERT_TRUE(trace.has_value());
   Problem problem = trace->problem();
   const std::int64_t nq = problem.q.shape[0], nk = problem.k.shape[0];
   for (const Method method : {Method::dense, Method::fused, Method::dosa}) {
     OnDevice run(problem, cuda_options(method));
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    run.enqueue(stream);
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    CapturedStream captured;
+    captured.capture([&] { run.enqueue(captured.stream()); });
     Random random(1);
     for (int replay = 0; replay < 6; ++replay) {
       std::vector<std::int32_t> ke(static_cast<std::size_t>(nq));
@@ -262,21 +247,16 @@ TEST(CudaBackend, AGraphIsReplayedWithOtherLengths) {
       }
       const void* on_device = run.copy->problem().ke.data;
       ASSERT_EQ(cudaMemcpy(const_cast<void*>(on_device), ke.data(), ke.size() * 4, cudaMemcpyHostToDevice), cudaSuccess);
-      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      captured.replay();
       Problem changed = problem;
       changed.ke = dense_view<const void>(ke.data(), DType::i32, {nq});
       ASSERT_EQ(run.result(), dense_result(changed)) << "replay " << replay;
     }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
   }
 }
 
 // Several slices of queries and of keys, rows that see nothing of each other's keys, rows that see nothing at all.
-TEST(CudaBackend, RaggedRowsInManySlices) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, RaggedRowsInManySlices) {
   for (const int heads : {32, 64}) {
     Case c = random_case(7, 900, 1 << 17, heads, 128, 256);  // more rows than fit beside the fewest scores that are stored at a time
     make_ragged(c, 3);
@@ -307,37 +287,25 @@ TEST(CudaBackend, RaggedRowsInManySlices) {
 }
 
 // tau is guessed between slices inside the graph.
-TEST(CudaBackend, AGraphOfManySlicesFollowsItsLengths) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, AGraphOfManySlicesFollowsItsLengths) {
   Case c = random_case(8, 64, 1 << 18, 32, 128, 256);
   make_causal(c);
   Options options = cuda_options(Method::dosa);
   options.memory_budget = std::int64_t{12} << 20;
   OnDevice run(c.problem(), options);
   ASSERT_GT(run.plan.key_slices, 1);
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  run.enqueue(stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  CapturedStream captured;
+  captured.capture([&] { run.enqueue(captured.stream()); });
   for (int replay = 0; replay < 4; ++replay) {
     ASSERT_EQ(cudaMemcpy(const_cast<void*>(run.copy->problem().ke.data), c.ke.data(), c.ke.size() * 4, cudaMemcpyHostToDevice),
               cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    captured.replay();
     ASSERT_EQ(run.result(), dense_result(c.problem())) << "replay " << replay;
     for (auto& end : c.ke) end -= end / (replay + 2);
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
-TEST(CudaBackend, TwoStreamsDoNotMeet) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, TwoStreamsDoNotMeet) {
   const auto small = Trace::open(std::string(DOSA_TRACES) + "/demo-h32.safetensors");
   const auto wide = Trace::open(std::string(DOSA_TRACES) + "/demo-h64.safetensors");
   ASSERT_TRUE(small.has_value() && wide.has_value());
@@ -355,8 +323,7 @@ TEST(CudaBackend, TwoStreamsDoNotMeet) {
   for (const cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
-TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
   const ProblemShape shape{.nq = 16384, .nk = 1 << 20, .heads = 32, .dim = 128, .topk = 2048};
   for (const Method method : {Method::dense, Method::fused, Method::dosa}) {
     for (const std::int64_t mebibytes : {64, 200, 1000, 4096, 20000}) {
@@ -378,8 +345,7 @@ TEST(CudaBackend, KeepsToItsMemoryBudgetBySlicing) {
   }
 }
 
-TEST(CudaBackend, RefusesWhatItCannotDo) {
-  SKIP_WITHOUT_GPU();
+TEST_F(CudaBackend, RefusesWhatItCannotDo) {
   Options options;
   options.backend = Backend::cuda;
   const auto indexer = Indexer::create(options);

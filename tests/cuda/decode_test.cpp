@@ -244,15 +244,9 @@ TEST_F(CudaDecode, AGraphIsReplayedWithOtherLengths) {
   paged.problem().requests = {};
   for (const Method method : {Method::dense, Method::dosa}) {
     OnDevice device(paged.problem(), cuda_options(method), 520);
-    cudaStream_t stream = nullptr;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-    device.workspace.stream = stream;
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    device.enqueue();
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    CapturedStream captured;
+    device.workspace.stream = captured.stream();
+    captured.capture([&] { device.enqueue(); });
     Random random(1);
     for (int replay = 0; replay < 8; ++replay) {
       std::vector<std::int32_t> ke(8);
@@ -261,8 +255,7 @@ TEST_F(CudaDecode, AGraphIsReplayedWithOtherLengths) {
         end = replay % 3 == 2 ? 14 * some - (replay == 5 ? 690 : 0) : 19000 + 50 * replay + some;
       }
       ASSERT_EQ(cudaMemcpy(const_cast<void*>(device.problem().ke.data), ke.data(), ke.size() * 4, cudaMemcpyHostToDevice), cudaSuccess);
-      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      captured.replay();
       Rows want;
       for (std::size_t r = 0; r < 4; ++r) {
         Problem changed = contiguous[r];
@@ -274,9 +267,6 @@ TEST_F(CudaDecode, AGraphIsReplayedWithOtherLengths) {
         EXPECT_GE(device.indexer.counters(device.plan, device.workspace)->path.dosa, method == Method::dosa ? 4 : 0);
       }
     }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
   }
 }
 

@@ -59,6 +59,40 @@ class DeviceArray {
   std::size_t size_;
 };
 
+/// A stream, and a graph of what was enqueued on it.
+class CapturedStream {
+ public:
+  CapturedStream() { EXPECT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
+  ~CapturedStream() {
+    cudaGraphExecDestroy(executable_);
+    cudaStreamDestroy(stream_);
+  }
+  CapturedStream(const CapturedStream&) = delete;
+  CapturedStream& operator=(const CapturedStream&) = delete;
+
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+
+  /// Once.
+  template <class Enqueue>
+  void capture(const Enqueue& enqueue) {
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
+    enqueue();
+    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable_, graph, 0), cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+  /// Returns when it is done.
+  void replay() {
+    ASSERT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 /// Skips every test where the kernels cannot run.
 class CudaTest : public ::testing::Test {
  protected:
