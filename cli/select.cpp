@@ -53,6 +53,7 @@ Result<int> select(const SelectArgs& args) {
   if (!args.out.empty()) {
     const Metadata metadata = {{"trace", args.trace},
                                {"topk", fmt::format("{}", args.topk)},
+  if (auto refused = refuse_to_replace(args.trace, args.out)) return tl::unexpected(*refused);
                                {"order", std::string(name_in(kOrders, args.options.order))},
                                {"ids", std::string(name_in(kIndexSpaces, args.options.index_space))}};
     if (auto saved = save_selection(args.out, runner->rows().selection(), metadata); !saved) {

@@ -317,6 +317,16 @@ class Program(unittest.TestCase):
             "truncated": whole[:-1],
             "longer": whole + b"x",
             "text": b"This is not a trace at all, only text.",
+    def test_a_trace_is_never_replaced_by_what_is_made_of_it(self):
+        trace, link = pathlib.Path(self.path("trace")), self.path("link")
+        trace.write_bytes(DEMO.read_bytes())
+        os.link(trace, link)
+        for arguments in (["select"], ["synth", "extend", "--keys", 20000], ["synth", "decode"]):
+            for out in (trace, link):
+                with self.subTest(arguments=arguments, out=out):
+                    self.assertIn("the trace that is read", self.error_of(*arguments, trace, "--out", out))
+        self.assertEqual(trace.read_bytes(), DEMO.read_bytes())
+
             "huge-header": struct.pack("<Q", 1 << 60) + whole[8:],
             "dtype": whole.replace(b'"k_scale": {"dtype": "F32"', b'"k_scale": {"dtype": "I32"'),
         }
