@@ -202,6 +202,8 @@ std::vector<std::string> describe_paths(const PathCounts& path) {
 
 double rejected_share(const Stats& stats) noexcept { return share(stats.screened - stats.survivors, stats.visible); }
 
+double seed_share(const Stats& stats) noexcept { return share(stats.seeds, stats.visible); }
+
 double scored_share(const Stats& stats) noexcept {
   return share(stats.seeds + stats.refined + stats.full, stats.visible);
 }

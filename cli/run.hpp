@@ -94,8 +94,10 @@ std::string describe(const ProblemShape& shape, std::size_t steps = 1);
 /// Per path taken: how many rows, and why.
 std::vector<std::string> describe_paths(const PathCounts& path);
 
-/// Share of the visible query-key pairs that a certificate rejected, and that were scored in full.
+/// Share of the visible query-key pairs that a certificate rejected, that were scored before any bound, and that were
+/// scored in full, before or after.
 double rejected_share(const Stats& stats) noexcept;
+double seed_share(const Stats& stats) noexcept;
 double scored_share(const Stats& stats) noexcept;
 
 }  // namespace dosa::cli

@@ -87,7 +87,11 @@ class Program(unittest.TestCase):
         self.assertEqual(line["stats"]["path"]["full"], 64)
 
     def test_select_checks_itself(self):
-        self.run_dosa("select", DEMO, "--verify-rows", 2)
+        self.assertIn("2 rows, equal to full scoring\n", self.run_dosa("select", DEMO, "--verify-rows", 2))
+
+    def test_select_tells_seeds_apart(self):
+        self.assertNotIn("as seeds", self.run_dosa("select", DEMO))
+        self.assertRegex(self.run_dosa("select", DEMO, "--seeds", "chain"), r"in full \(\d+\.\d % before any bound, as seeds\)\n")
 
     def test_select_writes_to_a_pipe(self):
         done = subprocess.run(f"'{DOSA}' select '{DEMO}' --out /dev/stdout | wc -c", shell=True, capture_output=True, text=True)
