@@ -158,7 +158,8 @@ struct CommandLine {
     SelectArgs& args = select_args;
     sub->add_option("trace", args.trace, "trace file (safetensors)")->required()->option_text("TRACE");
     sub->add_option("--topk", args.topk, "keys to keep per query")->capture_default_str();
-    add_choice(*sub, "--method", args.options.method, kMethods, "way to compute; all are exact");
+    add_choice(*sub, "--method", args.options.method, kMethods,
+               "all exact; dense and fused score every key, dosa bounds first, auto takes what pays");
     add_arrangement(*sub, args.options);
     sub->add_option("--out", args.out, "write ids and scores to this safetensors file instead of printing a summary");
     sub->add_option("--verify-rows", args.options.verify_rows, "recompute this many rows in full and compare")
