@@ -75,7 +75,8 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
       ->capture_default_str()
       ->group(how);
   add_choice(app, "--precision", options.certificate.precision, kPrecisions, "arithmetic of the screen")->group(how);
-  add_choice(app, "--ablation", options.certificate.ablation, kAblations, "part of the certificate that is left out")->group(how);
+  add_choice(app, "--ablation", options.certificate.ablation, kAblations, "part of the certificate that is left out")
+      ->group(how);
   add_choice(app, "--seeds", options.seeds, kSeedPolicies, "which keys are scored first")->group(how);
   app.add_option("--memory-budget", options.memory_budget, "largest workspace in bytes; also 512M, 2G")
       ->transform(CLI::AsSizeValue(false))
@@ -89,7 +90,8 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
 
 void add_arrangement(CLI::App& app, Options& options) {
   add_choice(app, "--order", options.order, kOrders, "best first, or by key id");
-  add_choice(app, "--ids", options.index_space, kIndexSpaces, "key ids, counted from the first visible key, or places in the page pool");
+  add_choice(app, "--ids", options.index_space, kIndexSpaces,
+             "key ids, counted from the first visible key, or places in the page pool");
 }
 
 void add_traces(CLI::App& app, std::vector<std::string>& traces) {
@@ -287,9 +289,7 @@ struct CommandLine {
     kind->add_option("--dim", random.dim, "components of a head")
         ->check(CLI::IsMember({32, 64, 128}))
         ->capture_default_str();
-    kind->add_option("--keys", random.keys, "keys")
-        ->check(between(std::int64_t{0}, most_keys))
-        ->capture_default_str();
+    kind->add_option("--keys", random.keys, "keys")->check(between(std::int64_t{0}, most_keys))->capture_default_str();
     kind->add_option("--queries", random.queries, "queries, at the last positions")
         ->check(not_negative())
         ->capture_default_str();
@@ -335,15 +335,14 @@ struct CommandLine {
     kind = sub("extend", "A trace with more keys: jittered copies come before its own",
                [this] { return synth_extend(extend, out); });
     kind->add_option("trace", extend.trace, "trace to extend")->required()->option_text("TRACE");
-    kind->add_option("--keys", extend.keys, "keys afterwards")
-        ->required()
-        ->check(between(std::int64_t{0}, most_keys));
+    kind->add_option("--keys", extend.keys, "keys afterwards")->required()->check(between(std::int64_t{0}, most_keys));
     kind->add_option("--jitter", extend.jitter, "noise relative to a key's components")
         ->check(between(0.0, 100.0))
         ->capture_default_str();
     kind->add_option("--seed", extend.seed, "of the random generator")->check(not_negative())->capture_default_str();
 
-    kind = sub("decode", "The queries of a trace as steps of decoding, its keys in pages", [this] { return synth_decode(decode, out); });
+    kind = sub("decode", "The queries of a trace as steps of decoding, its keys in pages",
+               [this] { return synth_decode(decode, out); });
     kind->add_option("trace", decode.trace, "trace with contiguous keys")->required()->option_text("TRACE");
     kind->add_option("--requests", decode.requests, "requests of a batch; each decodes its stretch of the queries")
         ->check(between(std::int64_t{1}, std::int64_t{1} << 20))
