@@ -105,8 +105,9 @@ void print_slack_line(std::string_view name, const SlackParts& slack, const std:
 void print_samples(const Explained& e) {
   fmt::print(
       "\nSlack and margins. A key is rejected if its margin tau - s exceeds the slack of its bound, U - s, plus the\n"
-      "deficit. All in sd; slack is the mean over the sampled keys nearest to tau, by what is lost: omitted positive\n"
-      "heads (projection), negative ones left out or summed (aggregate), arithmetic, rounding to integers.\n");
+      "deficit. All in standard deviations (sd) of the query's scores; slack is the mean over the sampled keys\n"
+      "nearest to tau, by what is lost: omitted positive heads (projection), negative ones left out or summed\n"
+      "(aggregate), arithmetic, rounding to integers.\n");
   fmt::print("  {:>6} {:>10} {:>9} {:>9} {:>10} {:>9} {:>7}  margins at 5, 25, 50, 75, 95 %\n", "query", "projection",
              "left out", "aggregate", "arithmetic", "integers", "slack");
   SlackParts near, all;

@@ -5,9 +5,12 @@
 #include <functional>
 #include <limits>
 #include <new>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "commands.hpp"
 #include "console.hpp"
@@ -34,6 +37,27 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, Value& target, c
       ->check(CLI::IsMember(words));
 }
 
+/// A number from low to high; unlike CLI::Range it refuses NaN, and prints its limits as they were written.
+template <typename Number>
+CLI::Validator between(Number low, Number high) {
+  const std::string allowed = fmt::format("{} to {}", low, high);
+  const auto problem = [=](const std::string& text) {
+    Number value{};
+    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
+    return fmt::format("{} is not allowed; allowed are {}", text, allowed);
+  };
+  return {problem, allowed};
+}
+
+CLI::Validator not_negative() {
+  const auto problem = [](const std::string& text) {
+    std::int64_t value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= 0) return std::string();
+    return fmt::format("{} is not allowed; allowed are whole numbers from 0", text);
+  };
+  return {problem, ""};
+}
+
 /// Options that steer how a selection is computed; the same for every verb that computes one.
 void add_run_options(CLI::App& app, Options& options, std::string& implementation) {
   const std::string how = "How it is computed (never changes the result)";
@@ -51,11 +75,12 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
       ->capture_default_str()
       ->group(how);
   add_choice(app, "--precision", options.certificate.precision, kPrecisions, "arithmetic of the screen")->group(how);
-  add_choice(app, "--ablation", options.certificate.ablation, kAblations, "part of the certificate that is left out")->group(how);
+  add_choice(app, "--ablation", options.certificate.ablation, kAblations, "part of the certificate that is left out")
+      ->group(how);
   add_choice(app, "--seeds", options.seeds, kSeedPolicies, "which keys are scored first")->group(how);
   app.add_option("--memory-budget", options.memory_budget, "largest workspace in bytes; also 512M, 2G")
       ->transform(CLI::AsSizeValue(false))
-      ->default_str("4G")
+      ->option_text("SIZE [4G]")
       ->group(how);
   app.add_option("--min-context", options.min_context,
                  "method auto scores rows in full that see fewer keys; 0: derived")
@@ -65,7 +90,8 @@ void add_run_options(CLI::App& app, Options& options, std::string& implementatio
 
 void add_arrangement(CLI::App& app, Options& options) {
   add_choice(app, "--order", options.order, kOrders, "best first, or by key id");
-  add_choice(app, "--ids", options.index_space, kIndexSpaces, "key ids, counted from the first visible key, or places in the page pool");
+  add_choice(app, "--ids", options.index_space, kIndexSpaces,
+             "key ids, counted from the first visible key, or places in the page pool");
 }
 
 void add_traces(CLI::App& app, std::vector<std::string>& traces) {
@@ -124,7 +150,8 @@ struct CommandLine {
     add_explain();
     add_synth();
     CLI::App* info_app = app.add_subcommand("info", "Version, backends and CPU implementations of this machine");
-    add_json(*info_app, json);
+    info_app->add_flag("--json", json, "print one JSON line");
+    info_app->footer(examples({"dosa info", "dosa info --json"}));
     info_app->callback([this] { command = [this] { return info(json); }; });
   }
 
@@ -133,7 +160,8 @@ struct CommandLine {
     SelectArgs& args = select_args;
     sub->add_option("trace", args.trace, "trace file (safetensors)")->required()->option_text("TRACE");
     sub->add_option("--topk", args.topk, "keys to keep per query")->capture_default_str();
-    add_choice(*sub, "--method", args.options.method, kMethods, "way to compute; all are exact");
+    add_choice(*sub, "--method", args.options.method, kMethods,
+               "all exact; dense and fused score every key, dosa bounds first, auto takes what pays");
     add_arrangement(*sub, args.options);
     sub->add_option("--out", args.out, "write ids and scores to this safetensors file instead of printing a summary");
     sub->add_option("--verify-rows", args.options.verify_rows, "recompute this many rows in full and compare")
@@ -154,7 +182,7 @@ struct CommandLine {
     add_traces(*sub, args.traces);
     add_topk_list(*sub, args.topk);
     sub->add_option("--rows", args.rows, "rows compared with the oracle, evenly spread; 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(not_negative())
         ->capture_default_str();
     add_choice(*sub, "--reference", args.reference, kReferences,
                "whose scores: this library's on a CPU, or those of DeepGEMM's SM90 kernels (emulated)");
@@ -193,10 +221,10 @@ struct CommandLine {
         ->check(CLI::IsMember(words))
         ->option_text("dense,fused,dosa,auto");
     sub->add_option("--repeats", args.repeats, "timed runs per method")
-        ->check(CLI::Range(1, 10000))
+        ->check(between(1, 10000))
         ->capture_default_str();
     sub->add_option("--queries", args.queries, "only the last queries of the trace; 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(not_negative())
         ->capture_default_str();
     sub->add_option("--case", args.case_id, "name of the case in the JSON line; default: the trace's");
     sub->add_option("--commit", args.commit, "text copied into the JSON line");
@@ -219,10 +247,10 @@ struct CommandLine {
     add_topk_list(*sub, args.topk);
     add_choice(*sub, "--method", args.options.method, kScreeningMethods, "the run that is explained");
     sub->add_option("--rows", args.rows, "queries looked into, evenly spread; 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(not_negative())
         ->capture_default_str();
     sub->add_option("--share", args.share, "indexer's share of the prefill time (0.73: GLM-5.2 at 1M tokens)")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(between(0.0, 1.0))
         ->capture_default_str();
     sub->add_flag("--audit", args.audit,
                   "check the bound of every sampled key in plain scalar code; exit code 1 if one fails");
@@ -257,23 +285,21 @@ struct CommandLine {
     };
 
     CLI::App* kind = sub("random", "Gaussian activations", [this] { return synth_random(random, out); });
-    kind->add_option("--heads", random.heads, "indexer heads")->check(CLI::Range(1, 128))->capture_default_str();
+    kind->add_option("--heads", random.heads, "indexer heads")->check(between(1, 128))->capture_default_str();
     kind->add_option("--dim", random.dim, "components of a head")
         ->check(CLI::IsMember({32, 64, 128}))
         ->capture_default_str();
-    kind->add_option("--keys", random.keys, "keys")
-        ->check(CLI::Range(std::int64_t{0}, most_keys))
-        ->capture_default_str();
+    kind->add_option("--keys", random.keys, "keys")->check(between(std::int64_t{0}, most_keys))->capture_default_str();
     kind->add_option("--queries", random.queries, "queries, at the last positions")
-        ->check(CLI::NonNegativeNumber)
+        ->check(not_negative())
         ->capture_default_str();
     kind->add_option("--positive", random.positive, "share of heads with a positive weight")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(between(0.0, 1.0))
         ->capture_default_str();
     kind->add_option("--correlation", random.correlation, "of heads and keys with a direction that all share")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(between(0.0, 1.0))
         ->capture_default_str();
-    kind->add_option("--seed", random.seed, "of the random generator")->capture_default_str();
+    kind->add_option("--seed", random.seed, "of the random generator")->check(not_negative())->capture_default_str();
 
     kind = sub("adversarial", "An input that broke other systems, by name",
                [this] { return synth_adversarial(adversarial, out); });
@@ -285,12 +311,12 @@ struct CommandLine {
     }
     kind->add_option("name", adversarial.name, "which")->required()->check(CLI::IsMember(names))->option_text("NAME");
     kind->add_option("--keys", adversarial.keys, "keys")
-        ->check(CLI::Range(std::int64_t{0}, most_keys))
+        ->check(between(std::int64_t{0}, most_keys))
         ->capture_default_str();
     kind->add_option("--queries", adversarial.queries, "queries")
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->check(between(std::int64_t{0}, std::int64_t{1} << 20))
         ->capture_default_str();
-    kind->add_option("--heads", adversarial.heads, "indexer heads")->check(CLI::Range(1, 128))->capture_default_str();
+    kind->add_option("--heads", adversarial.heads, "indexer heads")->check(between(1, 128))->capture_default_str();
     kind->footer(listing);
 
     kind = sub("scores", "Keys with exactly these scores", [this] { return synth_scores(scores, out); });
@@ -298,47 +324,77 @@ struct CommandLine {
                      ->option_text("SCORES");
     auto* file = kind->add_option("--file", scores.file, "the same from a text file")->excludes(text);
     text->excludes(file);
+    kind->callback([this, text, file] {
+      if (text->empty() && file->empty()) throw CLI::RequiredError("SCORES or --file");
+      command = [this] { return synth_scores(scores, out); };
+    });
     kind->add_option("--queries", scores.queries, "queries, all alike")
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->check(between(std::int64_t{0}, std::int64_t{1} << 20))
         ->capture_default_str();
 
     kind = sub("extend", "A trace with more keys: jittered copies come before its own",
                [this] { return synth_extend(extend, out); });
     kind->add_option("trace", extend.trace, "trace to extend")->required()->option_text("TRACE");
-    kind->add_option("--keys", extend.keys, "keys afterwards")
-        ->required()
-        ->check(CLI::Range(std::int64_t{0}, most_keys));
+    kind->add_option("--keys", extend.keys, "keys afterwards")->required()->check(between(std::int64_t{0}, most_keys));
     kind->add_option("--jitter", extend.jitter, "noise relative to a key's components")
-        ->check(CLI::Range(0.0, 100.0))
+        ->check(between(0.0, 100.0))
         ->capture_default_str();
-    kind->add_option("--seed", extend.seed, "of the random generator")->capture_default_str();
+    kind->add_option("--seed", extend.seed, "of the random generator")->check(not_negative())->capture_default_str();
 
-    kind = sub("decode", "The queries of a trace as steps of decoding, its keys in pages", [this] { return synth_decode(decode, out); });
+    kind = sub("decode", "The queries of a trace as steps of decoding, its keys in pages",
+               [this] { return synth_decode(decode, out); });
     kind->add_option("trace", decode.trace, "trace with contiguous keys")->required()->option_text("TRACE");
     kind->add_option("--requests", decode.requests, "requests of a batch; each decodes its stretch of the queries")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->check(between(std::int64_t{1}, std::int64_t{1} << 20))
         ->capture_default_str();
     kind->add_option("--draft-tokens", decode.next_n, "queries of a request in a step")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{8}))
+        ->check(between(std::int64_t{1}, std::int64_t{8}))
         ->capture_default_str();
     kind->add_option("--page-size", decode.page_size, "keys of a page")
         ->check(CLI::IsMember({16, 32, 64, 128, 256}))
         ->capture_default_str();
-    kind->add_option("--seed", decode.seed, "of the order of pages")->capture_default_str();
+    kind->add_option("--seed", decode.seed, "of the order of pages")->check(not_negative())->capture_default_str();
   }
 };
 
+std::vector<const CLI::App*> verbs_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+/// What is wrong with the verb, or with the kind of trace after `synth`. CLI11 would not say which ones there are.
+std::optional<std::string> wrong_verb(std::span<char*> words) {
+  const CommandLine line;
+  std::string said = "dosa";
+  const CLI::App* app = &line.app;
+  for (std::size_t at = 1; app->get_require_subcommand_min() > 0; ++at) {
+    const auto verbs = verbs_of(*app);
+    std::vector<std::string> names;
+    for (const CLI::App* verb : verbs) names.push_back(verb->get_name());
+    const std::string allowed = CLI::detail::join(names, ", ");
+    if (at >= words.size()) return fmt::format("{} does nothing alone; it takes {}", said, allowed);
+    const std::string word = words[at];
+    if (word == "-h" || word == "--help" || word == "--version") return std::nullopt;
+    const auto found = std::ranges::find(names, word);
+    if (found == names.end()) return fmt::format("there is no {} {}; allowed are {}", said, word, allowed);
+    app = verbs[static_cast<std::size_t>(found - names.begin())];
+    said += " " + word;
+  }
+  return std::nullopt;
+}
+
 int run(int argc, char** argv) {
   CommandLine line;
-  const auto is_asked_for = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
-  if (argc > 1 && argv[1][0] != '-' && std::as_const(line.app).get_subcommands(is_asked_for).empty()) {
-    print_error(std::string("there is no verb '") + argv[1] + "'; see dosa --help");
+  if (const auto wrong = wrong_verb({argv, static_cast<std::size_t>(argc)})) {
+    print_error(*wrong);
     return kBadInput;
   }
   try {
     line.app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return line.app.exit(help);
+  } catch (const CLI::ConversionError& error) {
+    print_error(std::string(error.what()) + "; it must be a whole number that fits, see --help");
+    return kBadInput;
   } catch (const CLI::ParseError& error) {
     print_error(error.what());
     return kBadInput;

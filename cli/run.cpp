@@ -167,6 +167,12 @@ std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted) {
   return rows;
 }
 
+std::optional<Error> refuse_to_replace(const std::string& trace, const std::string& out) {
+  std::error_code none;  // most often there is no file `out`
+  if (!std::filesystem::equivalent(trace, out, none)) return std::nullopt;
+  return Error{ErrorCode::invalid_argument, fmt::format("--out is {}, the trace that is read; give another file", out)};
+}
+
 std::string case_name(const std::string& trace_path) { return std::filesystem::path(trace_path).stem().string(); }
 
 std::string describe(const ProblemShape& shape, std::size_t steps) {
@@ -195,6 +201,8 @@ std::vector<std::string> describe_paths(const PathCounts& path) {
 }
 
 double rejected_share(const Stats& stats) noexcept { return share(stats.screened - stats.survivors, stats.visible); }
+
+double seed_share(const Stats& stats) noexcept { return share(stats.seeds, stats.visible); }
 
 double scored_share(const Stats& stats) noexcept {
   return share(stats.seeds + stats.refined + stats.full, stats.visible);

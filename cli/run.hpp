@@ -82,6 +82,9 @@ std::int32_t usable_cpus() noexcept;
 /// At most `wanted` rows (0: all), evenly spread over nq.
 std::vector<std::int64_t> spread_rows(std::int64_t nq, std::int64_t wanted);
 
+/// Refuses an --out that is the trace being read, under whatever name: what is written would replace it.
+std::optional<Error> refuse_to_replace(const std::string& trace, const std::string& out);
+
 /// "demo-h32" of "traces/demo-h32.safetensors".
 std::string case_name(const std::string& trace_path);
 
@@ -91,8 +94,10 @@ std::string describe(const ProblemShape& shape, std::size_t steps = 1);
 /// Per path taken: how many rows, and why.
 std::vector<std::string> describe_paths(const PathCounts& path);
 
-/// Share of the visible query-key pairs that a certificate rejected, and that were scored in full.
+/// Share of the visible query-key pairs that a certificate rejected, that were scored before any bound, and that were
+/// scored in full, before or after.
 double rejected_share(const Stats& stats) noexcept;
+double seed_share(const Stats& stats) noexcept;
 double scored_share(const Stats& stats) noexcept;
 
 }  // namespace dosa::cli

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "commands.hpp"
@@ -15,9 +17,16 @@ void print_summary(const SelectArgs& args, const Runner& runner) {
   fmt::print("method    {} on {}/{}, threads {}\n", name_in(kMethods, args.options.method),
              name_in(kBackends, args.options.backend), runner.plan().implementation, runner.plan().threads);
   for (const std::string& line : describe_paths(stats.path)) fmt::print("path      {}\n", line);
-  fmt::print("keys      {:.1f} % rejected by their bound, {:.1f} % scored in full\n", 100 * rejected_share(stats),
+  fmt::print("keys      {:.1f} % rejected by their bound, {:.1f} % scored in full", 100 * rejected_share(stats),
              100 * scored_share(stats));
+  // Seeds are bounded like all keys, so the two shares can come to more than all.
+  if (stats.seeds > 0) fmt::print(" ({:.1f} % before any bound, as seeds)", 100 * seed_share(stats));
+  fmt::print("\n");
   if (stats.clamped_rows > 0) fmt::print("ranges    {} rows were clamped to the keys there are\n", stats.clamped_rows);
+  if (args.options.verify_rows > 0) {
+    const std::int64_t each = std::min(args.options.verify_rows, runner.plan().shape.nq);
+    fmt::print("verified  {} rows, equal to full scoring\n", each * static_cast<std::int64_t>(runner.steps()));
+  }
   fmt::print("time      {:.1f} ms\n", 1e3 * runner.seconds());
 }
 
@@ -44,6 +53,7 @@ void print_json(const SelectArgs& args, const Runner& runner) {
 Result<int> select(const SelectArgs& args) {
   auto trace = Trace::open(args.trace);
   if (!trace) return tl::unexpected(trace.error());
+  if (auto refused = refuse_to_replace(args.trace, args.out)) return tl::unexpected(*refused);
   auto runner = Runner::create(steps_of(*trace, args.topk), args.options);
   if (!runner) return tl::unexpected(runner.error());
   {

@@ -16,6 +16,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "io/trace.hpp"
+#include "run.hpp"
 
 namespace dosa::cli {
 namespace {
@@ -217,6 +218,7 @@ Result<int> synth_extend(const ExtendArgs& args, const std::string& out) {
   auto trace = Trace::open(args.trace);
   if (!trace) return tl::unexpected(trace.error());
   if (auto refused = refuse_pages(*trace, args.trace)) return tl::unexpected(*refused);
+  if (auto refused = refuse_to_replace(args.trace, out)) return tl::unexpected(*refused);
   const std::int64_t old = trace->problem().k.shape[0];
   if (args.keys < old || old == 0) {
     return fail(ErrorCode::invalid_argument,
@@ -233,6 +235,7 @@ Result<int> synth_decode(const DecodeArgs& args, const std::string& out) {
   auto trace = Trace::open(args.trace);
   if (!trace) return tl::unexpected(trace.error());
   if (auto refused = refuse_pages(*trace, args.trace)) return tl::unexpected(*refused);
+  if (auto refused = refuse_to_replace(args.trace, out)) return tl::unexpected(*refused);
   const auto stream = as_decode_stream(trace->problem(), {args.requests, args.next_n, args.page_size}, args.seed);
   if (!stream) return tl::unexpected(stream.error());
   Metadata metadata = trace->metadata();

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import _core
 from ._arrays import Array, current_stream, empty, exported, framework, host_empty, on_gpu, waits
 from ._errors import ArgumentError
+from ._options import Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ._options import Options
 
 
 class Selection(NamedTuple):
@@ -115,6 +114,8 @@ class Indexer:
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
+        for name in options.keys() - Options.__annotations__.keys():
+            raise ArgumentError(f"there is no option {name!r}; there are {', '.join(Options.__annotations__)}")
         self._core = _core.Indexer(dict(options))
 
     def plan(
@@ -152,7 +153,12 @@ class Indexer:
         -----
         Cost: microseconds.
         """
-        return self._core.plan(nq, nk, heads, dim, topk, requests, page_size)
+        sizes = {"nq": nq, "nk": nk, "heads": heads, "dim": dim, "topk": topk, "requests": requests, "page_size": page_size}
+        try:
+            return self._core.plan(*sizes.values())
+        except TypeError:  # of the binding: its message shows signatures, not what is wrong
+            given = ", ".join(f"{name} is {size!r}" for name, size in sizes.items())
+            raise ArgumentError(f"a size is no integer, or too large: {given}") from None
 
     def plan_for(self, q: Array, k: Array, topk: int = 2048) -> _core.Plan:
         """The plan for arrays of these shapes."""

@@ -37,7 +37,7 @@ class Recorder:
     Parameters
     ----------
     directory : path
-        Made if it is not there. Files are named layer-L-call-N.safetensors.
+        Made if it is not there. Files are named layer-L-call-N.safetensors; N counts on from those that are there.
     layers : collection of int, optional
         Layers to record; default: all.
     queries : int
@@ -117,9 +117,11 @@ class Recorder:
             self._full = True
             _log.warning("capture stops: %d of %d bytes are written and %d more wanted", self._bytes, self.max_bytes, size)
             return None
-        call = self._calls[layer] = self._calls.get(layer, -1) + 1
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"layer-{layer}-call-{call}.safetensors"
+        call = self._calls.get(layer, -1) + 1
+        while (path := self.directory / f"layer-{layer}-call-{call}.safetensors").exists():
+            call += 1
+        self._calls[layer] = call
         save_trace(path, *kept, metadata={**self.metadata, "layer": str(layer), "call": str(call)})
         self._bytes += size
         self.paths.append(path)
@@ -164,6 +166,9 @@ def transformers(model: Any, directory: str | os.PathLike[str], **sampling: Any)
     finally:
         for hook in hooks:
             hook.remove()
+    if not recorder.paths:
+        layers = "any layer" if recorder.layers is None else f"layers {sorted(recorder.layers)}"
+        _log.warning("nothing was captured: no call of %s saw %d keys (min_keys)", layers, recorder.min_keys)
 
 
 def _record_call(recorder: Recorder, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:

@@ -87,7 +87,11 @@ class Program(unittest.TestCase):
         self.assertEqual(line["stats"]["path"]["full"], 64)
 
     def test_select_checks_itself(self):
-        self.run_dosa("select", DEMO, "--verify-rows", 2)
+        self.assertIn("2 rows, equal to full scoring\n", self.run_dosa("select", DEMO, "--verify-rows", 2))
+
+    def test_select_tells_seeds_apart(self):
+        self.assertNotIn("as seeds", self.run_dosa("select", DEMO))
+        self.assertRegex(self.run_dosa("select", DEMO, "--seeds", "chain"), r"in full \(\d+\.\d % before any bound, as seeds\)\n")
 
     def test_select_writes_to_a_pipe(self):
         done = subprocess.run(f"'{DOSA}' select '{DEMO}' --out /dev/stdout | wc -c", shell=True, capture_output=True, text=True)
@@ -277,9 +281,17 @@ class Program(unittest.TestCase):
 
     def test_usage_errors(self):
         for arguments, part in [
-            ([], "subcommand"),
-            (["frobnicate"], "frobnicate"),
+            ([], "dosa does nothing alone; it takes select, verify, bench, explain, synth, info"),
+            (["frobnicate"], "there is no dosa frobnicate; allowed are select, verify, bench, explain, synth, info"),
+            (["synth"], "dosa synth does nothing alone; it takes random, adversarial, scores, extend, decode"),
+            (["synth", "trace"], "there is no dosa synth trace; allowed are random, adversarial, scores, extend, decode"),
+            (["--nonsense"], "--nonsense"),
             (["select"], "trace"),
+            (["select", DEMO, "--topk", 99999999999], "--topk = 99999999999; it must be a whole number that fits"),
+            (["verify", DEMO, "--rows", -1], "--rows: -1 is not allowed; allowed are whole numbers from 0"),
+            (["explain", DEMO, "--share", "nan"], "--share: nan is not allowed; allowed are 0 to 1"),
+            (["synth", "random", "--seed", -1, "--out", self.path("x")], "--seed: -1"),
+            (["synth", "scores", "--out", self.path("x")], "SCORES or --file is required"),
             (["select", DEMO, "--method", "magic"], "magic"),
             (["select", DEMO, "--topk", "many"], "many"),
             (["select", DEMO, "--topk", 0], "0"),
@@ -304,6 +316,16 @@ class Program(unittest.TestCase):
         ]:
             with self.subTest(arguments=arguments):
                 self.assertIn(part, self.error_of(*arguments))
+
+    def test_a_trace_is_never_replaced_by_what_is_made_of_it(self):
+        trace, link = pathlib.Path(self.path("trace")), self.path("link")
+        trace.write_bytes(DEMO.read_bytes())
+        os.link(trace, link)
+        for arguments in (["select"], ["synth", "extend", "--keys", 20000], ["synth", "decode"]):
+            for out in (trace, link):
+                with self.subTest(arguments=arguments, out=out):
+                    self.assertIn("the trace that is read", self.error_of(*arguments, trace, "--out", out))
+        self.assertEqual(trace.read_bytes(), DEMO.read_bytes())
 
     def test_unsupported(self):
         self.assertIn("cuda", self.error_of("select", DEMO, "--backend", "cuda", code=UNSUPPORTED))

@@ -41,6 +41,14 @@ def test_what_is_not_wanted_or_has_no_room_is_left_out(tmp_path, caplog):
         capture.Recorder(tmp_path, queries=0)
 
 
+def test_a_second_recorder_keeps_what_the_first_wrote(tmp_path):
+    for _ in range(2):
+        recorder = capture.Recorder(tmp_path, min_keys=0)
+        assert recorder.record(1, *PROBLEM) and recorder.record(1, *PROBLEM)
+    assert [path.name for path in recorder.paths] == ["layer-1-call-2.safetensors", "layer-1-call-3.safetensors"]
+    assert dosa.load_trace(recorder.paths[0]).metadata["call"] == "2" and len(list(tmp_path.iterdir())) == 4
+
+
 def test_masks_become_ranges_or_are_refused():
     visible = np.zeros((3, 6), bool)
     visible[0, 2:5], visible[1, :] = True, True
@@ -80,7 +88,7 @@ def indexers(model):
     return [module for module in model.modules() if type(module).__name__ in capture.INDEXERS]
 
 
-def test_a_transformers_model_is_recorded_as_it_runs(network, tmp_path):
+def test_a_transformers_model_is_recorded_as_it_runs(network, tmp_path, caplog):
     import torch
 
     model, run = network
@@ -102,6 +110,10 @@ def test_a_transformers_model_is_recorded_as_it_runs(network, tmp_path):
         theirs = seen[layer][part][sequence].cpu().numpy()[recorder.sample(len(seen[layer][part][sequence]))]
         common = [len(set(a) & set(b)) for a, b in zip(ids.tolist()[-4:], theirs[-4:])]
         assert min(common) >= 24, common  # theirs is not quantised
+    assert "nothing was captured" not in caplog.text
+    with capture.transformers(model, tmp_path, layers={1}) as recorder:
+        run()
+    assert recorder.paths == [] and "no call of layers [1] saw 4096 keys" in caplog.text
     with pytest.raises(dosa.ArgumentError, match="Linear holds no indexer"):
         with capture.transformers(torch.nn.Linear(1, 1), tmp_path):
             pass

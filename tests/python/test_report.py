@@ -103,6 +103,21 @@ def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
     assert not (tmp_path / "r.html").exists()
 
 
+def test_bad_options_are_refused_before_anything_is_measured(tmp_path, capsys):
+    trace = tmp_path / "a.safetensors"
+    trace.write_bytes(b"kept")
+    for options, what in [
+        (["--rows", "-1"], "--rows is -1; allowed are 0"),
+        (["--share", "7"], "--share is 7.0; allowed are 0 to 1"),
+        (["--share", "nan"], "--share is nan"),
+        (["-o", str(tmp_path / "absent" / "r.html")], "there is no directory"),
+        (["-o", str(trace)], "a file that is read"),
+    ]:
+        assert main([str(trace), *options]) == 2
+        assert what in capsys.readouterr().err
+    assert trace.read_bytes() == b"kept"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_chart(scheme, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

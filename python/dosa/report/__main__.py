@@ -37,9 +37,25 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def wrong(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options, found before minutes go by; None: nothing."""
+    if options.rows < 0:
+        return f"--rows is {options.rows}; allowed are 0 (all) and more"
+    if not 0 <= options.share <= 1:
+        return f"--share is {options.share}; allowed are 0 to 1"
+    if not options.out.parent.is_dir():
+        return f"--out is {options.out}; there is no directory {options.out.parent}"
+    if options.out.exists() and any(file.exists() and file.samefile(options.out) for file in options.files):
+        return f"--out is {options.out}, a file that is read; give another one"
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0, or 2 for bad input with one line on stderr."""
     options = parse(arguments)
+    if error := wrong(options):
+        print(f"dosa.report: {error}", file=sys.stderr)
+        return 2
     try:
         from tqdm import tqdm
 

@@ -87,7 +87,7 @@ def _fill(spec: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _section(chart: dict[str, Any]) -> str:
     heading, text = html.escape(chart["title"]), html.escape(chart["text"])
-    return f'<section><h2>{heading}</h2><p>{text}</p><div class="chart" id="{chart["id"]}"></div></section>'
+    return f'<section><h2>{heading}</h2><p>{text}</p><div class="frame"><div class="chart" id="{chart["id"]}"></div></div></section>'
 
 
 def _summary(traces: list[dict[str, Any]]) -> str:
