@@ -1,8 +1,10 @@
 // Threads: whatever they share, the answer is that of one thread. Small, because the thread sanitizer runs it.
+#include <limits>
 #include <thread>
 
 #include <gtest/gtest.h>
 
+#include "dosa/indexer.hpp"
 #include "support/cases.hpp"
 #include "support/check.hpp"
 
@@ -38,6 +40,38 @@ TEST(Threads, ShareQueries) {
 }
 
 TEST(Threads, ShareTheKeysOfOneQuery) { expect_equal_for_any_threads(random_case(2, 1, 70000, 4, 32, 300)); }
+
+// Keys of one request are summarized by one worker each, before the screen or in it.
+TEST(Threads, CountEveryExemptKeyOnce) {
+  for (const std::int64_t nq : {1, 3, 40}) {
+    Case c = random_case(6, nq, 40000, 4, 32, 300);
+    for (std::int64_t i = 0; i < nq; ++i) {  // cuts depend on lengths
+      c.ks.push_back(0);
+      c.ke.push_back(static_cast<std::int32_t>(c.nk - nq + 1 + i));
+    }
+    std::int64_t expected = 0;
+    for (std::int64_t i = 0; i < c.nk; i += 1 + i % 7) {
+      if (i % 2 == 0) c.k_scale[static_cast<std::size_t>(i)] = i % 4 == 0 ? -1.0F : std::numeric_limits<float>::infinity();
+      if (i % 2 != 0) c.k[static_cast<std::size_t>(i * c.dim + i % c.dim)] = 0x7F;
+      ++expected;
+    }
+    const Problem problem = c.problem();
+    const auto rows = expected_rows(problem);
+    for (const std::int32_t threads : {1, 2, 3, 4}) {
+      Options options;
+      options.method = Method::dosa;
+      options.threads = threads;
+      EXPECT_TRUE(exact(problem, rows, options)) << describe(options);
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(nq * c.topk));
+      auto indexer = Indexer::create(options);
+      const auto plan = indexer->plan(shape_of(problem));
+      const auto stats = indexer->run(*plan, problem, {dense_view<void>(ids.data(), DType::i32, {nq, c.topk}), {}, {}});
+      ASSERT_TRUE(stats);
+      EXPECT_EQ(stats->path.dosa, nq);
+      EXPECT_EQ(stats->exempt, expected) << describe(options) << ' ' << nq;
+    }
+  }
+}
 
 TEST(Threads, ShareRaggedRanges) {
   Case c = random_case(3, 40, 9000, 4, 32, 300);

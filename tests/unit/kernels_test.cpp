@@ -251,13 +251,34 @@ void expect_norms(std::span<const std::uint8_t> key, float rho, float rho_e) {
   EXPECT_TRUE(square_e > 0 || rho_e == 0.0F);
 }
 
+/// The same in every way that norms are formed.
+void expect_norms(const Kernels& kernels, const Panel& keys) {
+  alignas(64) float panel[kMaxDimension * 48];
+  float rho[48], rho_e[48];
+  kernels.norm_keys(keys.rows, keys.dim, rho, rho_e);
+  for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), rho[key], rho_e[key]);
+
+  kernels.pack_panel(keys.rows, keys.dim, panel);
+  float panel_rho[48], panel_rho_e[48];
+  kernels.norm_panel(panel, keys.dim, panel_rho, panel_rho_e);
+  for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), panel_rho[key], panel_rho_e[key]);
+
+  if (kernels.pack_and_norm_panel_i8 == nullptr) return;
+  alignas(64) std::uint32_t packed[kMaxDimension / 4 * 48], alone[kMaxDimension / 4 * 48];
+  kernels.pack_panel_i8(keys.rows, keys.dim, alone);
+  kernels.pack_and_norm_panel_i8(keys.rows, keys.dim, packed, panel_rho, panel_rho_e);
+  EXPECT_TRUE(std::equal(packed, packed + keys.dim / 4 * 48, alone));
+  for (int key = 0; key < 48; ++key) {
+    EXPECT_EQ(bits(panel_rho[key]), bits(rho[key]));
+    EXPECT_EQ(bits(panel_rho_e[key]), bits(rho_e[key]));
+  }
+}
+
 TEST_P(KernelsTest, NormsAreRoundedUpButNotFar) {
   for (const int dim : {32, 64, 128}) {
     for (std::uint64_t seed = 0; seed < 50; ++seed) {
       const Panel keys(dim, seed);
-      float rho[48], rho_e[48];
-      kernels.norm_keys(keys.rows, dim, rho, rho_e);
-      for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), rho[key], rho_e[key]);
+      expect_norms(kernels, keys);
     }
   }
 }
@@ -276,9 +297,7 @@ TEST_P(KernelsTest, NormsOfKeysOfOneMagnitude) {
           keys.bytes[static_cast<std::size_t>(key * dim) + at] = static_cast<std::uint8_t>(magnitude | (random() & 0x80));
         }
       }
-      float rho[48], rho_e[48];
-      kernels.norm_keys(keys.rows, dim, rho, rho_e);
-      for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), rho[key], rho_e[key]);
+      expect_norms(kernels, keys);
     }
   }
 }
@@ -293,9 +312,7 @@ TEST_P(KernelsTest, NormsOfSmallKeys) {
         for (auto& byte : keys.bytes) {
           byte = static_cast<std::uint8_t>(random() % static_cast<std::uint64_t>(below) | (random() & 0x80));
         }
-        float rho[48], rho_e[48];
-        kernels.norm_keys(keys.rows, dim, rho, rho_e);
-        for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), rho[key], rho_e[key]);
+        expect_norms(kernels, keys);
       }
     }
   }
@@ -315,7 +332,9 @@ TEST_P(KernelsTest, ZeroKeysHaveNoNorm) {
 TEST_P(KernelsTest, ExemptKeysAreCountedAndNeverRejected) {
   test::Random random(8);
   const std::array<float, 9> scales{1.0F, 0.0F, -0.0F, 1e-45F, 3e38F, -1e-45F, -3.0F, kInf, kNaN};
-  for (const int dim : {32, 64, 128}) {
+  // One reason in a panel, several, none.
+  for (const auto& [dim, odd_scales, nans] :
+       {std::tuple{32, 2, 40}, {32, 40, 1000}, {64, 1000, 40}, {128, 2, 3}, {128, 1000, 40}, {128, 1000, 1000}}) {
     const std::int64_t count = 3 * kPanelKeys - 7;  // the last panel is short
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count * dim));
     for (auto& byte : bytes) {
@@ -325,9 +344,11 @@ TEST_P(KernelsTest, ExemptKeysAreCountedAndNeverRejected) {
     std::vector<float> scale(static_cast<std::size_t>(count));
     std::int64_t expected = 0;
     for (std::int64_t key = 0; key < count; ++key) {
-      const float s = scale[static_cast<std::size_t>(key)] = scales[random() % scales.size()];
-      const bool nan = random() % 3 == 0;
-      if (nan) bytes[static_cast<std::size_t>(key * dim) + random() % static_cast<std::size_t>(dim)] = random() % 2 == 0 ? 0x7F : 0xFF;
+      const float s = random() % static_cast<unsigned>(odd_scales) == 0 ? scales[random() % scales.size()] : 0.5F;
+      scale[static_cast<std::size_t>(key)] = s;
+      const bool nan = random() % static_cast<unsigned>(nans) == 0;
+      const auto at = static_cast<std::size_t>(key * dim) + random() % static_cast<std::size_t>(dim);
+      if (nan) bytes[at] = random() % 2 == 0 ? 0x7F : 0xFF;
       expected += nan || !(s >= 0.0F) || s == kInf ? 1 : 0;
     }
     Problem problem;
@@ -354,6 +375,27 @@ TEST_P(KernelsTest, ExemptKeysAreCountedAndNeverRejected) {
       EXPECT_EQ(alpha[at], 0.0F);
       EXPECT_EQ(rho[at], 0.0F);
     }
+  }
+}
+
+TEST(Keys, OneOddKeyOfAPanelIsExempt) {
+  const auto exempt = [](int key, float odd_scale, float odd_rho) {
+    std::vector<float> scale(48, 0.5F), alpha(48), rho(48, 2.0F), rho_e(48, 0.25F);
+    scale[static_cast<std::size_t>(key)] = odd_scale;
+    rho[static_cast<std::size_t>(key)] = odd_rho;
+    const std::uint64_t mask = exempt_odd_keys(scale.data(), {alpha.data(), rho.data(), rho_e.data()});
+    for (int i = 0; i < 48; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      EXPECT_EQ(alpha[at], (mask >> i & 1) != 0 ? 1.0F : scale[at]);
+      EXPECT_EQ(rho[at], (mask >> i & 1) != 0 ? kInf : i == key ? odd_rho : 2.0F);
+      EXPECT_EQ(rho_e[at], (mask >> i & 1) != 0 ? 0.0F : 0.25F);
+    }
+    return mask;
+  };
+  for (const int key : {0, 15, 47}) {
+    for (const float scale : {-1.0F, -1e-45F, kInf, -kInf, kNaN}) EXPECT_EQ(exempt(key, scale, 2.0F), std::uint64_t{1} << key);
+    for (const float scale : {0.0F, -0.0F, 1e-45F, 3e38F}) EXPECT_EQ(exempt(key, scale, 2.0F), 0U);
+    EXPECT_EQ(exempt(key, 0.5F, kNaN), std::uint64_t{1} << key);
   }
 }
 

@@ -21,6 +21,12 @@ constexpr std::int64_t kShortestSlice = std::int64_t{86} * kPanelKeys;   // 4 K 
 
 bool screens(const Options& options) { return options.method == Method::dosa || options.method == Method::automatic; }
 
+// Where several groups see a key, its summary is formed once and kept; else, as in decoding, when it is screened.
+bool keeps_summaries(const Plan& plan) {
+  const std::int64_t requests = std::clamp<std::int64_t>(plan.shape.requests, 1, std::max<std::int64_t>(plan.shape.nq, 1));
+  return screens(plan.options) && plan.tile_queries * requests < plan.shape.nq;
+}
+
 SeedPolicy resolve(const Options& options, const Plan& plan, bool hints) {
   if (!screens(options)) return SeedPolicy::largest_bounds;  // nothing is seeded, and no winners are kept
   if (options.seeds != SeedPolicy::automatic) return options.seeds;
@@ -54,7 +60,7 @@ struct Layout {
 
   Layout(const Plan& plan, void* base) {
     Carver carver(base);
-    if (screens(plan.options)) {
+    if (keeps_summaries(plan)) {
       summary_stride = (plan.shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys;
       const std::int64_t keys = plan.wave_requests * summary_stride;
       summaries = {carver.take<float>(keys), carver.take<float>(keys), carver.take<float>(keys)};
@@ -173,19 +179,20 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   const std::int64_t shortest = std::min(whole, kShortestSlice);
   // Shrink what costs least first: requests at a time, slices, queries that share a panel, and last what keeps workers busy.
   plan.tile_queries = static_cast<std::int32_t>(tile);
-  plan.wave_requests = screens(plan.options) ? requests : nq;
+  std::int64_t held = requests;
   while (true) {
     plan.slice_keys = slice;
+    plan.wave_requests = keeps_summaries(plan) ? held : nq;
     plan.workspace_bytes = Layout(plan, nullptr).bytes;
     if (static_cast<std::int64_t>(plan.workspace_bytes) <= options_.memory_budget) return plan;
-    if (plan.wave_requests > plan.threads && screens(plan.options)) {
-      plan.wave_requests = std::max<std::int64_t>(plan.threads, plan.wave_requests / 2);
+    if (held > plan.threads && keeps_summaries(plan)) {
+      held = std::max<std::int64_t>(plan.threads, held / 2);
     } else if (slice > shortest) {
       slice = std::max(shortest, slice / 2 / kPanelKeys * kPanelKeys);
     } else if (plan.tile_queries > 1) {
       plan.tile_queries = (plan.tile_queries + 1) / 2;
-    } else if (plan.wave_requests > 1 && screens(plan.options)) {
-      plan.wave_requests = (plan.wave_requests + 1) / 2;
+    } else if (held > 1 && keeps_summaries(plan)) {
+      held = (held + 1) / 2;
     } else if (plan.threads > 1) {
       plan.threads = (plan.threads + 1) / 2;
     } else {
@@ -219,7 +226,7 @@ Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Se
   Wave wave;
   while (wave.end < plan.shape.nq) {
     wave = next_wave(problem, wave.end, plan.shape.nq, plan.wave_requests, layout.slots);
-    if (screens(plan.options)) summarize(context, wave, total);
+    if (context.summaries.present()) summarize(context, wave, total);
     workers_.for_each_worker(plan.threads, [&](int worker) {
       Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
       const Scratch scratch(carver, context.sizes);

@@ -36,6 +36,7 @@ struct Scratch {
 
   float* panel;                // [dim][48]
   std::uint32_t* integer_panel;  // [dim/4][48]
+  KeySummaries panel_summaries;  // [48] of the panel, where summaries are not kept
   std::uint8_t* key_copies;    // [48][dim] of keys whose components are not adjacent
   float* q;                    // [tile][heads/4][dim][4]
   float* w;                    // [tile][heads]
@@ -82,8 +83,8 @@ struct GroupContext {
   const Plan& plan;
   const Problem& problem;
   const Selection& out;
-  KeySummaries summaries;                // of the wave's requests, one after the other
-  std::int64_t summary_stride = 0;       // keys of a request there
+  KeySummaries summaries;                // of the wave's requests, one after the other; null where one group sees each key: it
+  std::int64_t summary_stride = 0;       //   summarizes while it screens. Keys of a request there
   const std::int32_t* slots = nullptr;   // [nq] which of them a row belongs to
   SeedPolicy seeds;
   bool may_start_from_bounds = false;    // chain was not asked for by name, and a query's bounds fit one slice
@@ -139,6 +140,7 @@ class CpuGroup final : public QueryGroup {
   // group.cpp
   void enter_request(std::int32_t slot, std::int64_t row);
   void load_query(QueryState& query);
+  void cut(VisibleRange all);
   [[nodiscard]] Path path_of(const QueryState& query) const;
   [[nodiscard]] bool is_identity(const QueryState& query) const noexcept;
   [[nodiscard]] bool is_scored_in_full(const QueryState& query) const noexcept;
@@ -175,7 +177,8 @@ class CpuGroup final : public QueryGroup {
   void pack_integer_rows(const QueryState& query);
 
   // refine.cpp
-  void bound_panel(const QueryState& query, std::int64_t first, float* bounds) const;
+  void pack_panel_to_screen(std::int64_t first, const std::uint8_t* const* rows);
+  void bound_panel(const QueryState& query, const KeySummaries& summaries, float* bounds) const;
   void refine_query(QueryState& query, VisibleRange range);
   [[nodiscard]] std::int64_t drop_witnesses(const QueryState& query, std::int64_t first, std::int64_t count) const;
   void refine_all(QueryState& query, std::int64_t first, std::int64_t count);
@@ -192,7 +195,7 @@ class CpuGroup final : public QueryGroup {
 
   std::int32_t slot_ = -1;
   KeySource keys_;
-  KeySummaries summaries_;
+  KeySummaries summaries_;  // null where summaries are not kept
   QueryState queries_[max_queries];
   int count_ = 0;
   int part_ = 0;
