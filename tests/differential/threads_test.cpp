@@ -23,6 +23,14 @@ std::vector<Options> methods_with(std::int32_t threads) {
   return result;
 }
 
+Stats stats_of(const Problem& problem, const Options& options) {
+  const std::int64_t nq = problem.q.shape[0];
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(nq * problem.topk));
+  auto indexer = Indexer::create(options);
+  const auto plan = indexer->plan(shape_of(problem));
+  return indexer->run(*plan, problem, {dense_view<void>(ids.data(), DType::i32, {nq, problem.topk}), {}, {}}).value();
+}
+
 void expect_equal_for_any_threads(const Case& c) {
   const Problem problem = c.problem();
   const auto expected = expected_rows(problem);
@@ -62,13 +70,36 @@ TEST(Threads, CountEveryExemptKeyOnce) {
       options.method = Method::dosa;
       options.threads = threads;
       EXPECT_TRUE(exact(problem, rows, options)) << describe(options);
-      std::vector<std::int32_t> ids(static_cast<std::size_t>(nq * c.topk));
-      auto indexer = Indexer::create(options);
-      const auto plan = indexer->plan(shape_of(problem));
-      const auto stats = indexer->run(*plan, problem, {dense_view<void>(ids.data(), DType::i32, {nq, c.topk}), {}, {}});
-      ASSERT_TRUE(stats);
-      EXPECT_EQ(stats->path.dosa, nq);
-      EXPECT_EQ(stats->exempt, expected) << describe(options) << ' ' << nq;
+      const Stats stats = stats_of(problem, options);
+      EXPECT_EQ(stats.path.dosa, nq);
+      EXPECT_EQ(stats.exempt, expected) << describe(options) << ' ' << nq;
+    }
+  }
+}
+
+// Each scores some of a query's witnesses, and tau is of all: K of them, counted once, whoever scored them.
+TEST(Threads, ShareTheWitnessesOfOneQuery) {
+  for (const std::int64_t nq : {1, 2}) {
+    Case c = random_case(7, nq, 70000, 4, 32, 300);
+    c.k_scale[5] = std::numeric_limits<float>::quiet_NaN();
+    const auto winners = expected_rows(c.problem()).front().ids;
+    for (std::size_t i = 0; i < 290; ++i) c.hints.push_back(winners[i]);
+    for (const std::int32_t odd : {winners[0], winners[289], 5, -1, 70000, 69999, 0, 35000}) c.hints.push_back(odd);
+    const Problem problem = c.problem();
+    const auto rows = expected_rows(problem);
+    for (const SeedPolicy seeds : {SeedPolicy::automatic, SeedPolicy::chain, SeedPolicy::nearest_spread}) {
+      std::int64_t alone = 0;
+      for (const std::int32_t threads : {1, 2, 3, 8}) {
+        Options options;
+        options.method = Method::dosa;
+        options.threads = threads;
+        options.seeds = seeds;
+        EXPECT_TRUE(exact(problem, rows, options)) << describe(options);
+        const Stats stats = stats_of(problem, options);
+        if (threads == 1) alone = stats.seeds;
+        EXPECT_GT(stats.seeds, 0);
+        EXPECT_EQ(stats.seeds, alone) << describe(options);
+      }
     }
   }
 }

@@ -54,6 +54,7 @@ struct Layout {
   Stats* worker_stats = nullptr;        // [threads]
   Record* part_records = nullptr;       // [nq][parts][K]
   std::int32_t* part_counts = nullptr;  // [nq][parts]
+  SharedSeeds seeds;
   std::size_t workers_at = 0;
   std::size_t worker_bytes = 0;
   std::size_t bytes = 0;
@@ -70,6 +71,9 @@ struct Layout {
     if (plan.key_parts > 1) {
       part_records = carver.take<Record>(plan.shape.nq * plan.key_parts * plan.shape.topk);
       part_counts = carver.take<std::int32_t>(plan.shape.nq * plan.key_parts);
+      if (screens(plan.options)) {
+        seeds = {carver.take<Record>(plan.shape.nq * scratch_sizes(plan).witness_capacity), carver.take<std::int32_t>(plan.shape.nq)};
+      }
     }
     worker_stats = carver.take<Stats>(plan.threads);
     workers_at = carver.used();
@@ -81,7 +85,7 @@ struct Layout {
 };
 
 // The winners of the last of a request's rows that has any; ids are absolute still. `winners` [2][K].
-void remember_winners(const Problem& problem, const Selection& out, std::int32_t* winners) {
+void remember_winners(const Problem& problem, const Selection& out, std::int32_t* winners, const hwy::Sorter& sorter) {
   const std::int64_t nq = problem.q.shape[0];
   std::size_t count = 0;
   for (std::int64_t row = 0; row < nq; ++row) {
@@ -94,7 +98,7 @@ void remember_winners(const Problem& problem, const Selection& out, std::int32_t
     }
     if (row + 1 < nq && request_of(problem, row + 1) == request) continue;
     const std::span recent(out.recent.at<std::int32_t>(request), static_cast<std::size_t>(out.recent.shape[1]));
-    if (count > 0) remember({winners, count}, recent, {winners + problem.topk, count});
+    if (count > 0) remember({winners, count}, recent, {winners + problem.topk, count}, sorter);
     count = 0;
   }
 }
@@ -129,6 +133,18 @@ Wave next_wave(const Problem& problem, std::int64_t begin, std::int64_t nq, std:
   return {begin, row};
 }
 
+// visit(first row, end, part) for a worker's share of all groups' parts.
+template <class Visit>
+void visit_parts(const Plan& plan, Wave wave, int worker, const Visit& visit) {
+  const std::int64_t parts = plan.key_parts;
+  const std::int64_t tile = plan.tile_queries;
+  const std::int64_t tiles = (wave.end - wave.begin + tile - 1) / tile;
+  for (std::int64_t item = worker; item < tiles * parts; item += plan.threads) {
+    const std::int64_t row = wave.begin + item / parts * tile;
+    visit(row, std::min(wave.end, row + tile), static_cast<int>(item % parts));
+  }
+}
+
 class CpuBackend final : public BackendImpl {
  public:
   CpuBackend(const Options& options, const Kernels& kernels, int threads)
@@ -144,6 +160,7 @@ class CpuBackend final : public BackendImpl {
  private:
   void summarize(const GroupContext& context, Wave wave, Stats& stats) const;
   void run_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const;
+  void seed_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const;
   void merge_parts(const GroupContext& context) const;
   void rename_ids(const GroupContext& context) const;
 
@@ -220,21 +237,28 @@ Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Se
                              .prices = prices_for(plan.shape, kernels_),
                              .reports = reports,
                              .part_records = layout.part_records,
-                             .part_counts = layout.part_counts};
+                             .part_counts = layout.part_counts,
+                             .shared_seeds = layout.seeds};
   Stats total;
   std::uninitialized_default_construct_n(layout.worker_stats, plan.threads);
   Wave wave;
   while (wave.end < plan.shape.nq) {
     wave = next_wave(problem, wave.end, plan.shape.nq, plan.wave_requests, layout.slots);
     if (context.summaries.present()) summarize(context, wave, total);
-    workers_.for_each_worker(plan.threads, [&](int worker) {
-      Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
-      const Scratch scratch(carver, context.sizes);
-      run_worker(context, wave, worker, scratch, layout.worker_stats[worker]);
-    });
+    const auto for_each_worker = [&](const auto& body) {
+      workers_.for_each_worker(plan.threads, [&](int worker) {
+        Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
+        const Scratch scratch(carver, context.sizes);
+        body(worker, scratch, layout.worker_stats[worker]);
+      });
+    };
+    if (context.shared_seeds.records != nullptr && context.seeds != SeedPolicy::largest_bounds) {
+      for_each_worker([&](int worker, const Scratch& scratch, Stats& stats) { seed_worker(context, wave, worker, scratch, stats); });
+    }
+    for_each_worker([&](int worker, const Scratch& scratch, Stats& stats) { run_worker(context, wave, worker, scratch, stats); });
   }
   if (plan.key_parts > 1) merge_parts(context);
-  if (out.recent.present()) remember_winners(problem, out, layout.winners);
+  if (out.recent.present()) remember_winners(problem, out, layout.winners, sorters_.front());
   if (plan.options.index_space != IndexSpace::absolute) rename_ids(context);
   for (int worker = 0; worker < plan.threads; ++worker) total += layout.worker_stats[worker];
   return total;
@@ -279,10 +303,8 @@ void CpuBackend::run_worker(const GroupContext& context, Wave wave, int worker, 
   };
   const std::int64_t rows = wave.end - wave.begin;
   const std::int64_t threads = context.plan.threads;
-  const std::int64_t parts = context.plan.key_parts;
   const std::int64_t tile = context.plan.tile_queries;
-  const std::int64_t tiles = (rows + tile - 1) / tile;
-  if (parts == 1) {
+  if (context.plan.key_parts == 1) {
     // Rows of a request stay together where there are several.
     const std::int64_t unit = context.plan.shape.requests > 1 ? tile : 1;
     const std::int64_t units = (rows + unit - 1) / unit;
@@ -290,10 +312,21 @@ void CpuBackend::run_worker(const GroupContext& context, Wave wave, int worker, 
     run_rows(row_at(worker), row_at(worker + 1), 0);
     return;
   }
-  for (std::int64_t item = worker; item < tiles * parts; item += threads) {
-    const std::int64_t row = wave.begin + item / parts * tile;
-    run_rows(row, std::min(wave.end, row + tile), static_cast<int>(item % parts));
-  }
+  visit_parts(context.plan, wave, worker, run_rows);
+}
+
+// Where threads share the keys of a query, they share its witnesses too: each scores some, before any needs tau.
+void CpuBackend::seed_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const {
+  Stats counted;  // rows are counted when they are run
+  CpuGroup group(context, scratch, sorters_[static_cast<std::size_t>(worker)], counted);
+  visit_parts(context.plan, wave, worker, [&](std::int64_t row, std::int64_t end, int part) {
+    while (row < end) {
+      row = group.assign(row, end, part);
+      group.share_seeds();
+    }
+  });
+  stats.seeds += counted.seeds;
+  stats.seconds_seed += counted.seconds_seed;
 }
 
 // The K first of what the parts of a row's keys kept: each part keeps its own K first, so none is missing.

@@ -77,6 +77,12 @@ struct QueryState {
 /// Fewer keys are not worth splitting between threads.
 inline constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;
 
+/// Scored witnesses of every query, where threads split keys: each scores some of them, and all read them.
+struct SharedSeeds {
+  Record* records = nullptr;       // [nq][witness_capacity], ids ascending
+  std::int32_t* counts = nullptr;  // [nq]; 0: refine takes witnesses from the screen
+};
+
 /// What a worker's groups have in common.
 struct GroupContext {
   const Kernels& kernels;
@@ -93,6 +99,7 @@ struct GroupContext {
   std::span<RowReport> reports;
   Record* part_records = nullptr;        // [nq][parts][K]; null unless threads split keys
   std::int32_t* part_counts = nullptr;   // [nq][parts]
+  SharedSeeds shared_seeds;
 };
 
 class CpuGroup final : public QueryGroup {
@@ -106,6 +113,9 @@ class CpuGroup final : public QueryGroup {
   /// up to `end`; returns the first row of the next group. Of each query's keys only part `part` of Plan::key_parts is
   /// looked at.
   std::int64_t assign(std::int64_t row, std::int64_t end, int part);
+
+  /// Scores this part's share of the queries' witnesses, for seed() of all parts.
+  void share_seeds();
 
   void seed() override;
   void certify() override;
@@ -155,6 +165,8 @@ class CpuGroup final : public QueryGroup {
 
   // seed.cpp
   [[nodiscard]] std::span<const std::int32_t> suggested_winners(const QueryState& query);
+  [[nodiscard]] std::span<std::int32_t> choose_witnesses(QueryState& query);
+  void take_shared_seeds(QueryState& query);
 
   // score.cpp
   void pack_panel(const std::uint8_t* const* rows) const;
