@@ -9,7 +9,7 @@ namespace {
 // Whether ascending `sorted` holds `id`. Halves without branches: half of them would be mispredicted.
 bool holds(std::span<const std::int32_t> sorted, std::int32_t id) {
   const std::int32_t* at = sorted.data();
-  for (std::size_t n = sorted.size(); n > 1; n -= n / 2) at += at[n / 2 - 1] < id ? n / 2 : 0;
+  for (std::size_t n = sorted.size(); n > 1; n -= n / 2) at += static_cast<std::size_t>(at[n / 2 - 1] < id) * (n / 2);
   return !sorted.empty() && *at == id;
 }
 

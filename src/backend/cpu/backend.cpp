@@ -189,7 +189,8 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   }
   plan.record_capacity = 2 * shape.topk + 256;
   if (screens(plan.options)) {
-    plan.panel_keys = round_up_to(static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.nk / 128, 240, 1008)), kPanelKeys);
+    const std::int64_t sampled = shape.nk / plan.key_parts / 128;  // each part plans for its own keys
+    plan.panel_keys = round_up_to(static_cast<std::int32_t>(std::clamp<std::int64_t>(sampled, 240, 1008)), kPanelKeys);
   }
   const std::int64_t whole = std::max<std::int64_t>(kPanelKeys, (shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys);
   std::int64_t slice = std::min(whole, kLongestSlice);

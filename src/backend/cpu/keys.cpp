@@ -30,18 +30,25 @@ void KeySource::load_scales(std::int64_t first, float* scales) const noexcept {
   while (first < end) {
     const KeyRows::Run run = keys.run(first);
     const std::int64_t n = std::min(end - first, run.keys);
-    for (std::int64_t i = 0; i < n; ++i) *scales++ = run.scales[i * run.scale_stride];
+    if (run.scale_stride == 1) {
+      std::copy_n(run.scales, n, scales);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) scales[i] = run.scales[i * run.scale_stride];
+    }
+    scales += n;
     first += n;
   }
 }
 
 std::uint64_t exempt_odd_keys(const float* scales, const KeySummaries& summaries) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
-  bool all_plain = true;
+  // As integers, and so in vectors: floats that are finite and have no sign are those from 0 to 0x7F7FFFFF.
+  std::uint32_t odd = 0;
   for (int key = 0; key < kPanelKeys; ++key) {
-    all_plain = all_plain & (scales[key] >= 0.0F) & (scales[key] < infinity) & (summaries.rho[key] < infinity);
+    const auto scale = std::bit_cast<std::uint32_t>(scales[key]), rho = std::bit_cast<std::uint32_t>(summaries.rho[key]);
+    odd |= scale | (0x7F7FFFFFU - scale) | rho | (0x7F7FFFFFU - rho);
   }
-  if (all_plain) {
+  if (odd < 0x80000000U) {
     std::copy_n(scales, kPanelKeys, summaries.alpha);
     return 0;
   }
