@@ -103,14 +103,24 @@ void remember_winners(const Problem& problem, const Selection& out, std::int32_t
   }
 }
 
+// Queries of a request, on average, that share a packed panel.
+std::int64_t queries_of_a_tile(const ProblemShape& shape) {
+  const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
+  const std::int64_t requests = std::clamp<std::int64_t>(shape.requests, 1, nq);
+  return std::min<std::int64_t>((nq + requests - 1) / requests, CpuGroup::max_queries);
+}
+
 // Measured ratios on AVX-512: packing a panel of f32 takes a quarter of scoring it with 32 heads (less on AVX2), of integers half
-// of that, storing and comparing a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
+// of that, with norms as long as of f32, storing and comparing a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
 PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
-  const double head = 1.0 / shape.heads;
-  const double pack = 0.24 * 32 * head;
-  const double shared_by = CpuGroup::max_queries;
-  return {.f32 = {.row = head, .survivor = 1.0 + pack, .fixed = pack / shared_by + 0.4 * head},
-          .i8 = {.row = 0.32 * head, .survivor = 1.0 + pack, .fixed = 0.5 * pack / shared_by + 0.4 * head},
+  const double shared_by = static_cast<double>(queries_of_a_tile(shape));
+  const double pack = 0.24 * 32 / shape.heads;
+  const double dense = 1.0 + pack / shared_by;
+  const double head = 1.0 / shape.heads / dense;
+  const double packed = pack / shared_by / dense;
+  const double integers = shared_by < CpuGroup::max_queries ? packed : 0.5 * packed;
+  return {.f32 = {.row = head, .survivor = (1.0 + pack) / dense, .fixed = packed + 0.4 * head},
+          .i8 = {.row = 0.32 * head, .survivor = (1.0 + pack) / dense, .fixed = integers + 0.4 * head},
           .has_i8 = kernels.bound_panel_i8 != nullptr,
           .row_multiple = kRowGroup};
 }
@@ -180,7 +190,7 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   plan.options.implementation = kernels_.name;  // the caller's name may not live as long as the plan
   const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
   const std::int64_t requests = std::clamp<std::int64_t>(shape.requests, 1, nq);
-  const std::int64_t tile = std::min<std::int64_t>((nq + requests - 1) / requests, CpuGroup::max_queries);
+  const std::int64_t tile = queries_of_a_tile(shape);
   const std::int64_t tiles = (nq + tile - 1) / tile;
   plan.threads = threads_;
   if (tiles < threads_) {
