@@ -31,7 +31,7 @@ struct Plan {
   std::int32_t full_queries = 0;   ///< cuda: queries whose scores are stored at a time, where rows are scored in full,
   std::int64_t full_keys = 0;      ///< and keys of each
   std::string reason;              ///< why method `automatic` became what options.method says; else empty
-  std::int64_t wave_requests = 1;  ///< requests whose key norms and scales are held at a time
+  std::int64_t wave_requests = 1;  ///< requests whose rows, or key norms where these are kept, are held at a time
   std::size_t workspace_bytes = 0;
 
   /// One line a person can read.

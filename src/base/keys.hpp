@@ -62,6 +62,7 @@ inline VisibleRange visible_range(const Problem& problem, std::int64_t row, bool
 class KeyRows {
  public:
   static constexpr std::uint8_t kZeroRow[128] = {};  // of the largest dim
+  static constexpr float kZeroScale = 0;
 
   KeyRows() = default;
   KeyRows(const Problem& problem, std::int64_t request) noexcept;
@@ -71,17 +72,22 @@ class KeyRows {
   explicit KeyRows(const TensorView& rows) noexcept
       : bytes_(rows.at<std::uint8_t>()), row_stride_(rows.stride[0]), component_stride_(rows.stride[1]) {}
 
-  /// Neighbouring keys, stride() bytes apart, from some key to the end of its page.
+  /// Neighbouring keys, from some key to the end of its page: their bytes and scales, each so far apart.
   struct Run {
     const std::uint8_t* bytes;
     std::int64_t stride;
+    const float* scales;
+    std::int64_t scale_stride;
     std::int64_t keys;
   };
   [[nodiscard]] Run run(std::int64_t key) const noexcept {
     const std::int64_t offset = key & offset_mask_;
     const std::uint8_t* page = page_of(key);
     const std::int64_t keys = offset_mask_ + 1 - offset;
-    return page == nullptr ? Run{kZeroRow, 0, keys} : Run{page + offset * row_stride_, row_stride_, keys};
+    if (page == nullptr) return {kZeroRow, 0, &kZeroScale, 0, keys};
+    const std::uint8_t* bytes = page + offset * row_stride_;
+    if (table_ == nullptr) return {bytes, row_stride_, scales_ + key * scale_stride_, scale_stride_, keys};
+    return {bytes, row_stride_, reinterpret_cast<const float*>(page + scales_at_) + offset, 1, keys};
   }
   /// Components are component_stride() bytes apart.
   [[nodiscard]] const std::uint8_t* row(std::int64_t key) const noexcept { return run(key).bytes; }

@@ -8,10 +8,13 @@
 #include <cstdint>
 #include <span>
 
+#include <hwy/contrib/sort/vqsort.h>
+
 namespace dosa {
 
 /// Puts `winners` (distinct), in their order, in front of what `recent` held; the oldest fall out at its end. `scratch` is as
 /// long as `winners`.
-void remember(std::span<const std::int32_t> winners, std::span<std::int32_t> recent, std::span<std::int32_t> scratch);
+void remember(std::span<const std::int32_t> winners, std::span<std::int32_t> recent, std::span<std::int32_t> scratch,
+              const hwy::Sorter& sorter);
 
 }  // namespace dosa

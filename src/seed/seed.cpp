@@ -26,7 +26,7 @@ std::int64_t nearest_spread_witnesses(VisibleRange visible, std::int32_t topk, s
 }
 
 std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
-                             std::int32_t near, std::span<std::int32_t> out) {
+                             std::int32_t near, std::span<std::int32_t> out, const hwy::Sorter& sorter) {
   std::int64_t count = 0;
   for (const std::int32_t key : winners) {
     if (visible.contains(key)) out[static_cast<std::size_t>(count++)] = key;
@@ -35,7 +35,7 @@ std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<
     out[static_cast<std::size_t>(count++)] = static_cast<std::int32_t>(key);
   }
   const auto distinct = [&] {
-    std::sort(out.data(), out.data() + count);
+    sorter(out.data(), static_cast<std::size_t>(count), hwy::SortAscending());
     if (!mutated(Mutation::duplicate_witnesses)) count = std::unique(out.data(), out.data() + count) - out.data();
   };
   distinct();

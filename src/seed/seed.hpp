@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include <hwy/contrib/sort/vqsort.h>
+
 #include "base/keys.hpp"
 
 namespace dosa {
@@ -21,11 +23,11 @@ std::int64_t nearest_spread_witnesses(VisibleRange visible, std::int32_t topk, s
 /// Suggested winners (any order, repeats and invisible ids allowed), the `near` nearest keys (0..K), and, while these are fewer
 /// than K + near / 2, evenly spread ones. Ascending, distinct, visible; returns how many.
 std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
-                             std::int32_t near, std::span<std::int32_t> out);
+                             std::int32_t near, std::span<std::int32_t> out, const hwy::Sorter& sorter);
 /// The same with the K nearest.
 inline std::int64_t chain_witnesses(VisibleRange visible, std::int32_t topk, std::span<const std::int32_t> winners,
-                                    std::span<std::int32_t> out) {
-  return chain_witnesses(visible, topk, winners, topk, out);
+                                    std::span<std::int32_t> out, const hwy::Sorter& sorter) {
+  return chain_witnesses(visible, topk, winners, topk, out, sorter);
 }
 
 }  // namespace dosa

@@ -115,7 +115,8 @@ TEST(DecodeStream, TheFirstStepNeedsNoStateAndTheSecondUsesIt) {
 
 TEST(Recent, NewestFirstDistinctAndTheOldestFallOut) {
   std::vector<std::int32_t> recent(7, -1), scratch(9);
-  const auto add = [&](const std::vector<std::int32_t>& winners) { remember(winners, recent, scratch); };
+  const hwy::Sorter sorter;
+  const auto add = [&](const std::vector<std::int32_t>& winners) { remember(winners, recent, scratch, sorter); };
   add({5, 3});
   EXPECT_EQ(recent, (std::vector<std::int32_t>{5, 3, -1, -1, -1, -1, -1}));
   add({9, 5, 4});
@@ -132,7 +133,7 @@ TEST(Recent, NewestFirstDistinctAndTheOldestFallOut) {
   add({10, 11, 12, 13, 14, 15, 16, 1, 0});  // more than there is room for: the first of them
   EXPECT_EQ(recent, (std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, 16}));
   std::vector<std::int32_t> none;
-  remember(recent, none, scratch);
+  remember(recent, none, scratch, sorter);
 }
 
 }  // namespace

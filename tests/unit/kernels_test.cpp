@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/cpu/keys.hpp"
 #include "base/dtype.hpp"
 #include "certificate/certificate.hpp"
 #include "certificate/integer_screen.hpp"
@@ -218,38 +219,183 @@ TEST_P(KernelsTest, IntegerBoundPanelHasTheBitsOfItsDefinition) {
   }
 }
 
+/// What norm_keys promises of one key: never less than the norms, and more only by 2^-16 and what multiples of 2^-5 in place of
+/// small components add.
+void expect_norms(std::span<const std::uint8_t> key, float rho, float rho_e) {
+  double square = 0, square_e = 0, most = 0, most_e = 0;
+  bool nan = false;
+  for (const std::uint8_t byte : key) {
+    nan = nan || is_nan_e4m3(byte);
+    const double value = std::abs(static_cast<double>(kE4m3Table[byte]));
+    const double rest = value - 4.0 * std::abs(quarter_e4m3(byte));
+    const double coarse = std::ceil(value * 32) / 32 - value;
+    square += value * value;
+    square_e += rest * rest;
+    most += (value + coarse) * (value + coarse);
+    most_e += (std::abs(rest) + coarse) * (std::abs(rest) + coarse);
+  }
+  if (nan) {
+    EXPECT_TRUE(std::isnan(rho));
+    return;
+  }
+  constexpr double relative = 1 + 0x1p-16;
+  const double root = std::sqrt(static_cast<double>(key.size()));
+  if (square == 0) {
+    EXPECT_EQ(rho, 0.0F);
+  } else {
+    EXPECT_GE(rho * root, std::max(std::sqrt(square), 0x1p-6));
+    EXPECT_LE(rho * root, std::max(std::sqrt(most), 0x1p-6) * relative);
+  }
+  EXPECT_GE(rho_e * root, std::sqrt(square_e));
+  EXPECT_LE(rho_e * root, std::sqrt(most_e) * relative);
+  EXPECT_TRUE(square_e > 0 || rho_e == 0.0F);
+}
+
+/// The same in every way that norms are formed.
+void expect_norms(const Kernels& kernels, const Panel& keys) {
+  alignas(64) float panel[kMaxDimension * 48];
+  float rho[48], rho_e[48];
+  kernels.norm_keys(keys.rows, keys.dim, rho, rho_e);
+  for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), rho[key], rho_e[key]);
+
+  kernels.pack_panel(keys.rows, keys.dim, panel);
+  float panel_rho[48], panel_rho_e[48];
+  kernels.norm_panel(panel, keys.dim, panel_rho, panel_rho_e);
+  for (int key = 0; key < 48; ++key) expect_norms(keys.key(key), panel_rho[key], panel_rho_e[key]);
+
+  if (kernels.pack_and_norm_panel_i8 == nullptr) return;
+  alignas(64) std::uint32_t packed[kMaxDimension / 4 * 48], alone[kMaxDimension / 4 * 48];
+  kernels.pack_panel_i8(keys.rows, keys.dim, alone);
+  kernels.pack_and_norm_panel_i8(keys.rows, keys.dim, packed, panel_rho, panel_rho_e);
+  EXPECT_TRUE(std::equal(packed, packed + keys.dim / 4 * 48, alone));
+  for (int key = 0; key < 48; ++key) {
+    EXPECT_EQ(bits(panel_rho[key]), bits(rho[key]));
+    EXPECT_EQ(bits(panel_rho_e[key]), bits(rho_e[key]));
+  }
+}
+
 TEST_P(KernelsTest, NormsAreRoundedUpButNotFar) {
   for (const int dim : {32, 64, 128}) {
     for (std::uint64_t seed = 0; seed < 50; ++seed) {
       const Panel keys(dim, seed);
-      float rho[48], rho_e[48];
-      kernels.norm_keys(keys.rows, dim, rho, rho_e);
-      for (int key = 0; key < 48; ++key) {
-        double square = 0, square_e = 0, coarse = 0;  // what multiples of 2^-5 in place of small components may add
-        for (const std::uint8_t byte : keys.key(key)) {
-          const double value = kE4m3Table[byte];
-          coarse += std::ceil(std::abs(value) * 32) / 32 - std::abs(value);
-          const double rest = value - 4.0 * quarter_e4m3(byte);
-          square += value * value;
-          square_e += rest * rest;
+      expect_norms(kernels, keys);
+    }
+  }
+}
+
+// Beside large components the small ones, and what is rounded of them, would not show.
+TEST_P(KernelsTest, NormsOfKeysOfOneMagnitude) {
+  test::Random random(6);
+  for (const int dim : {32, 64, 128}) {
+    for (int magnitude = 0; magnitude < 128; ++magnitude) {
+      Panel keys(dim, 0);
+      std::fill(keys.bytes.begin(), keys.bytes.end(), std::uint8_t{0});
+      for (int key = 0; key < 48; ++key) {  // one such component, a few, all
+        const int count = key < 16 ? 1 : key < 32 ? 2 + key % 7 : dim;
+        for (int i = 0; i < count; ++i) {
+          const auto at = count == dim ? static_cast<std::size_t>(i) : random() % static_cast<std::size_t>(dim);
+          keys.bytes[static_cast<std::size_t>(key * dim) + at] = static_cast<std::uint8_t>(magnitude | (random() & 0x80));
         }
-        if (std::isnan(square)) {
-          EXPECT_TRUE(std::isnan(rho[key]));
-          continue;
+      }
+      expect_norms(kernels, keys);
+    }
+  }
+}
+
+TEST_P(KernelsTest, NormsOfSmallKeys) {
+  test::Random random(7);
+  for (const int dim : {32, 64, 128}) {
+    // Magnitudes below: 2^-6 (subnormal), 2^-5, 1/4 (counted in steps of 2^-5), 4 (a quarter of 0 or 1).
+    for (const int below : {0x08, 0x10, 0x28, 0x48}) {
+      for (int trial = 0; trial < 20; ++trial) {
+        Panel keys(dim, 0);
+        for (auto& byte : keys.bytes) {
+          byte = static_cast<std::uint8_t>(random() % static_cast<std::uint64_t>(below) | (random() & 0x80));
         }
-        const double root = std::sqrt(static_cast<double>(dim));
-        if (square == 0) {
-          EXPECT_EQ(rho[key], 0.0F);
-        } else {
-          const double norm = std::max(std::sqrt(square), 0x1p-6);
-          EXPECT_GE(rho[key] * root, norm);
-          EXPECT_LE(rho[key] * root, (norm + coarse) * (1 + 0x1p-15));
-        }
-        EXPECT_GE(rho_e[key] * root, std::sqrt(square_e));
-        EXPECT_LE(rho_e[key] * root, (std::sqrt(square_e) + coarse) * (1 + 0x1p-15));
-        EXPECT_TRUE(square_e > 0 || rho_e[key] == 0.0F);
+        expect_norms(kernels, keys);
       }
     }
+  }
+}
+
+TEST_P(KernelsTest, ZeroKeysHaveNoNorm) {
+  Panel keys(128, 0);
+  for (std::size_t i = 0; i < keys.bytes.size(); ++i) keys.bytes[i] = i % 3 == 0 ? 0x80 : 0;
+  float rho[48], rho_e[48];
+  kernels.norm_keys(keys.rows, keys.dim, rho, rho_e);
+  for (int key = 0; key < 48; ++key) {
+    EXPECT_EQ(bits(rho[key]), 0U);
+    EXPECT_EQ(bits(rho_e[key]), 0U);
+  }
+}
+
+TEST_P(KernelsTest, ExemptKeysAreCountedAndNeverRejected) {
+  test::Random random(8);
+  const std::array<float, 9> scales{1.0F, 0.0F, -0.0F, 1e-45F, 3e38F, -1e-45F, -3.0F, kInf, kNaN};
+  // One reason in a panel, several, none.
+  for (const auto& [dim, odd_scales, nans] :
+       {std::tuple{32, 2, 40}, {32, 40, 1000}, {64, 1000, 40}, {128, 2, 3}, {128, 1000, 40}, {128, 1000, 1000}}) {
+    const std::int64_t count = 3 * kPanelKeys - 7;  // the last panel is short
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count * dim));
+    for (auto& byte : bytes) {
+      byte = static_cast<std::uint8_t>(random());
+      if (is_nan_e4m3(byte)) byte ^= 1;
+    }
+    std::vector<float> scale(static_cast<std::size_t>(count));
+    std::int64_t expected = 0;
+    for (std::int64_t key = 0; key < count; ++key) {
+      const float s = random() % static_cast<unsigned>(odd_scales) == 0 ? scales[random() % scales.size()] : 0.5F;
+      scale[static_cast<std::size_t>(key)] = s;
+      const bool nan = random() % static_cast<unsigned>(nans) == 0;
+      const auto at = static_cast<std::size_t>(key * dim) + random() % static_cast<std::size_t>(dim);
+      if (nan) bytes[at] = random() % 2 == 0 ? 0x7F : 0xFF;
+      expected += nan || !(s >= 0.0F) || s == kInf ? 1 : 0;
+    }
+    Problem problem;
+    problem.k = dense_view<const void>(bytes.data(), DType::f8_e4m3, {count, dim});
+    problem.k_scale = dense_view<const void>(scale.data(), DType::f32, {count});
+    const KeySource source{KeyRows(problem, 0), count, dim};
+
+    std::vector<float> alpha(3 * kPanelKeys, kNaN), rho = alpha, rho_e = alpha;
+    EXPECT_EQ(summarize_keys(kernels, source, 0, 3 * kPanelKeys, {alpha.data(), rho.data(), rho_e.data()}), expected);
+    for (std::int64_t key = 0; key < count; ++key) {
+      const auto at = static_cast<std::size_t>(key);
+      const std::span row(bytes.data() + key * dim, static_cast<std::size_t>(dim));
+      const float s = scale[at];
+      if (std::ranges::any_of(row, is_nan_e4m3) || !(s >= 0.0F) || s == kInf) {
+        EXPECT_EQ(alpha[at], 1.0F);
+        EXPECT_EQ(rho[at], kInf);
+        EXPECT_EQ(rho_e[at], 0.0F);
+      } else {
+        EXPECT_EQ(bits(alpha[at]), bits(s));
+        expect_norms(row, rho[at], rho_e[at]);
+      }
+    }
+    for (std::size_t at = static_cast<std::size_t>(count); at < alpha.size(); ++at) {  // no keys: no reason to be exempt
+      EXPECT_EQ(alpha[at], 0.0F);
+      EXPECT_EQ(rho[at], 0.0F);
+    }
+  }
+}
+
+TEST(Keys, OneOddKeyOfAPanelIsExempt) {
+  const auto exempt = [](int key, float odd_scale, float odd_rho) {
+    std::vector<float> scale(48, 0.5F), alpha(48), rho(48, 2.0F), rho_e(48, 0.25F);
+    scale[static_cast<std::size_t>(key)] = odd_scale;
+    rho[static_cast<std::size_t>(key)] = odd_rho;
+    const std::uint64_t mask = exempt_odd_keys(scale.data(), {alpha.data(), rho.data(), rho_e.data()});
+    for (int i = 0; i < 48; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      EXPECT_EQ(alpha[at], (mask >> i & 1) != 0 ? 1.0F : scale[at]);
+      EXPECT_EQ(rho[at], (mask >> i & 1) != 0 ? kInf : i == key ? odd_rho : 2.0F);
+      EXPECT_EQ(rho_e[at], (mask >> i & 1) != 0 ? 0.0F : 0.25F);
+    }
+    return mask;
+  };
+  for (const int key : {0, 15, 47}) {
+    for (const float scale : {-1.0F, -1e-45F, kInf, -kInf, kNaN}) EXPECT_EQ(exempt(key, scale, 2.0F), std::uint64_t{1} << key);
+    for (const float scale : {0.0F, -0.0F, 1e-45F, 3e38F}) EXPECT_EQ(exempt(key, scale, 2.0F), 0U);
+    EXPECT_EQ(exempt(key, 0.5F, kNaN), std::uint64_t{1} << key);
   }
 }
 

@@ -26,7 +26,8 @@ Ids nearest_spread(VisibleRange visible, std::int32_t topk) {
 
 Ids chain(VisibleRange visible, std::int32_t topk, const Ids& winners) {
   Ids out(static_cast<std::size_t>(max_witnesses(topk, static_cast<std::int64_t>(winners.size()))));
-  out.resize(static_cast<std::size_t>(chain_witnesses(visible, topk, winners, out)));
+  const hwy::Sorter sorter;
+  out.resize(static_cast<std::size_t>(chain_witnesses(visible, topk, winners, out, sorter)));
   return out;
 }
 

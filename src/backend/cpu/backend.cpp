@@ -21,6 +21,12 @@ constexpr std::int64_t kShortestSlice = std::int64_t{86} * kPanelKeys;   // 4 K 
 
 bool screens(const Options& options) { return options.method == Method::dosa || options.method == Method::automatic; }
 
+// Where several groups see a key, its summary is formed once and kept; else, as in decoding, when it is screened.
+bool keeps_summaries(const Plan& plan) {
+  const std::int64_t requests = std::clamp<std::int64_t>(plan.shape.requests, 1, std::max<std::int64_t>(plan.shape.nq, 1));
+  return screens(plan.options) && plan.tile_queries * requests < plan.shape.nq;
+}
+
 SeedPolicy resolve(const Options& options, const Plan& plan, bool hints) {
   if (!screens(options)) return SeedPolicy::largest_bounds;  // nothing is seeded, and no winners are kept
   if (options.seeds != SeedPolicy::automatic) return options.seeds;
@@ -48,13 +54,14 @@ struct Layout {
   Stats* worker_stats = nullptr;        // [threads]
   Record* part_records = nullptr;       // [nq][parts][K]
   std::int32_t* part_counts = nullptr;  // [nq][parts]
+  SharedSeeds seeds;
   std::size_t workers_at = 0;
   std::size_t worker_bytes = 0;
   std::size_t bytes = 0;
 
   Layout(const Plan& plan, void* base) {
     Carver carver(base);
-    if (screens(plan.options)) {
+    if (keeps_summaries(plan)) {
       summary_stride = (plan.shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys;
       const std::int64_t keys = plan.wave_requests * summary_stride;
       summaries = {carver.take<float>(keys), carver.take<float>(keys), carver.take<float>(keys)};
@@ -64,6 +71,9 @@ struct Layout {
     if (plan.key_parts > 1) {
       part_records = carver.take<Record>(plan.shape.nq * plan.key_parts * plan.shape.topk);
       part_counts = carver.take<std::int32_t>(plan.shape.nq * plan.key_parts);
+      if (screens(plan.options)) {
+        seeds = {carver.take<Record>(plan.shape.nq * scratch_sizes(plan).witness_capacity), carver.take<std::int32_t>(plan.shape.nq)};
+      }
     }
     worker_stats = carver.take<Stats>(plan.threads);
     workers_at = carver.used();
@@ -75,7 +85,7 @@ struct Layout {
 };
 
 // The winners of the last of a request's rows that has any; ids are absolute still. `winners` [2][K].
-void remember_winners(const Problem& problem, const Selection& out, std::int32_t* winners) {
+void remember_winners(const Problem& problem, const Selection& out, std::int32_t* winners, const hwy::Sorter& sorter) {
   const std::int64_t nq = problem.q.shape[0];
   std::size_t count = 0;
   for (std::int64_t row = 0; row < nq; ++row) {
@@ -88,19 +98,29 @@ void remember_winners(const Problem& problem, const Selection& out, std::int32_t
     }
     if (row + 1 < nq && request_of(problem, row + 1) == request) continue;
     const std::span recent(out.recent.at<std::int32_t>(request), static_cast<std::size_t>(out.recent.shape[1]));
-    if (count > 0) remember({winners, count}, recent, {winners + problem.topk, count});
+    if (count > 0) remember({winners, count}, recent, {winners + problem.topk, count}, sorter);
     count = 0;
   }
 }
 
+// Queries of a request, on average, that share a packed panel.
+std::int64_t queries_of_a_tile(const ProblemShape& shape) {
+  const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
+  const std::int64_t requests = std::clamp<std::int64_t>(shape.requests, 1, nq);
+  return std::min<std::int64_t>((nq + requests - 1) / requests, CpuGroup::max_queries);
+}
+
 // Measured ratios on AVX-512: packing a panel of f32 takes a quarter of scoring it with 32 heads (less on AVX2), of integers half
-// of that, storing and comparing a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
+// of that, with norms as long as of f32, storing and comparing a bound as long as 0.4 heads, and an integer row 0.32 of an f32 row.
 PriceList prices_for(const ProblemShape& shape, const Kernels& kernels) {
-  const double head = 1.0 / shape.heads;
-  const double pack = 0.24 * 32 * head;
-  const double shared_by = CpuGroup::max_queries;
-  return {.f32 = {.row = head, .survivor = 1.0 + pack, .fixed = pack / shared_by + 0.4 * head},
-          .i8 = {.row = 0.32 * head, .survivor = 1.0 + pack, .fixed = 0.5 * pack / shared_by + 0.4 * head},
+  const double shared_by = static_cast<double>(queries_of_a_tile(shape));
+  const double pack = 0.24 * 32 / shape.heads;
+  const double dense = 1.0 + pack / shared_by;
+  const double head = 1.0 / shape.heads / dense;
+  const double packed = pack / shared_by / dense;
+  const double integers = shared_by < CpuGroup::max_queries ? packed : 0.5 * packed;
+  return {.f32 = {.row = head, .survivor = (1.0 + pack) / dense, .fixed = packed + 0.4 * head},
+          .i8 = {.row = 0.32 * head, .survivor = (1.0 + pack) / dense, .fixed = integers + 0.4 * head},
           .has_i8 = kernels.bound_panel_i8 != nullptr,
           .row_multiple = kRowGroup};
 }
@@ -123,6 +143,18 @@ Wave next_wave(const Problem& problem, std::int64_t begin, std::int64_t nq, std:
   return {begin, row};
 }
 
+// visit(first row, end, part) for a worker's share of all groups' parts.
+template <class Visit>
+void visit_parts(const Plan& plan, Wave wave, int worker, const Visit& visit) {
+  const std::int64_t parts = plan.key_parts;
+  const std::int64_t tile = plan.tile_queries;
+  const std::int64_t tiles = (wave.end - wave.begin + tile - 1) / tile;
+  for (std::int64_t item = worker; item < tiles * parts; item += plan.threads) {
+    const std::int64_t row = wave.begin + item / parts * tile;
+    visit(row, std::min(wave.end, row + tile), static_cast<int>(item % parts));
+  }
+}
+
 class CpuBackend final : public BackendImpl {
  public:
   CpuBackend(const Options& options, const Kernels& kernels, int threads)
@@ -138,6 +170,7 @@ class CpuBackend final : public BackendImpl {
  private:
   void summarize(const GroupContext& context, Wave wave, Stats& stats) const;
   void run_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const;
+  void seed_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const;
   void merge_parts(const GroupContext& context) const;
   void rename_ids(const GroupContext& context) const;
 
@@ -157,7 +190,7 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   plan.options.implementation = kernels_.name;  // the caller's name may not live as long as the plan
   const std::int64_t nq = std::max<std::int64_t>(shape.nq, 1);
   const std::int64_t requests = std::clamp<std::int64_t>(shape.requests, 1, nq);
-  const std::int64_t tile = std::min<std::int64_t>((nq + requests - 1) / requests, CpuGroup::max_queries);
+  const std::int64_t tile = queries_of_a_tile(shape);
   const std::int64_t tiles = (nq + tile - 1) / tile;
   plan.threads = threads_;
   if (tiles < threads_) {
@@ -166,26 +199,28 @@ Result<Plan> CpuBackend::plan(const ProblemShape& shape) const {
   }
   plan.record_capacity = 2 * shape.topk + 256;
   if (screens(plan.options)) {
-    plan.panel_keys = round_up_to(static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.nk / 128, 240, 1008)), kPanelKeys);
+    const std::int64_t sampled = shape.nk / plan.key_parts / 128;  // each part plans for its own keys
+    plan.panel_keys = round_up_to(static_cast<std::int32_t>(std::clamp<std::int64_t>(sampled, 240, 1008)), kPanelKeys);
   }
   const std::int64_t whole = std::max<std::int64_t>(kPanelKeys, (shape.nk + kPanelKeys - 1) / kPanelKeys * kPanelKeys);
   std::int64_t slice = std::min(whole, kLongestSlice);
   const std::int64_t shortest = std::min(whole, kShortestSlice);
   // Shrink what costs least first: requests at a time, slices, queries that share a panel, and last what keeps workers busy.
   plan.tile_queries = static_cast<std::int32_t>(tile);
-  plan.wave_requests = screens(plan.options) ? requests : nq;
+  std::int64_t held = requests;
   while (true) {
     plan.slice_keys = slice;
+    plan.wave_requests = keeps_summaries(plan) ? held : nq;
     plan.workspace_bytes = Layout(plan, nullptr).bytes;
     if (static_cast<std::int64_t>(plan.workspace_bytes) <= options_.memory_budget) return plan;
-    if (plan.wave_requests > plan.threads && screens(plan.options)) {
-      plan.wave_requests = std::max<std::int64_t>(plan.threads, plan.wave_requests / 2);
+    if (held > plan.threads && keeps_summaries(plan)) {
+      held = std::max<std::int64_t>(plan.threads, held / 2);
     } else if (slice > shortest) {
       slice = std::max(shortest, slice / 2 / kPanelKeys * kPanelKeys);
     } else if (plan.tile_queries > 1) {
       plan.tile_queries = (plan.tile_queries + 1) / 2;
-    } else if (plan.wave_requests > 1 && screens(plan.options)) {
-      plan.wave_requests = (plan.wave_requests + 1) / 2;
+    } else if (held > 1 && keeps_summaries(plan)) {
+      held = (held + 1) / 2;
     } else if (plan.threads > 1) {
       plan.threads = (plan.threads + 1) / 2;
     } else {
@@ -213,21 +248,28 @@ Result<Stats> CpuBackend::run(const Plan& plan, const Problem& problem, const Se
                              .prices = prices_for(plan.shape, kernels_),
                              .reports = reports,
                              .part_records = layout.part_records,
-                             .part_counts = layout.part_counts};
+                             .part_counts = layout.part_counts,
+                             .shared_seeds = layout.seeds};
   Stats total;
   std::uninitialized_default_construct_n(layout.worker_stats, plan.threads);
   Wave wave;
   while (wave.end < plan.shape.nq) {
     wave = next_wave(problem, wave.end, plan.shape.nq, plan.wave_requests, layout.slots);
-    if (screens(plan.options)) summarize(context, wave, total);
-    workers_.for_each_worker(plan.threads, [&](int worker) {
-      Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
-      const Scratch scratch(carver, context.sizes);
-      run_worker(context, wave, worker, scratch, layout.worker_stats[worker]);
-    });
+    if (context.summaries.present()) summarize(context, wave, total);
+    const auto for_each_worker = [&](const auto& body) {
+      workers_.for_each_worker(plan.threads, [&](int worker) {
+        Carver carver(static_cast<std::byte*>(workspace.data) + layout.workers_at + static_cast<std::size_t>(worker) * layout.worker_bytes);
+        const Scratch scratch(carver, context.sizes);
+        body(worker, scratch, layout.worker_stats[worker]);
+      });
+    };
+    if (context.shared_seeds.records != nullptr && context.seeds != SeedPolicy::largest_bounds) {
+      for_each_worker([&](int worker, const Scratch& scratch, Stats& stats) { seed_worker(context, wave, worker, scratch, stats); });
+    }
+    for_each_worker([&](int worker, const Scratch& scratch, Stats& stats) { run_worker(context, wave, worker, scratch, stats); });
   }
   if (plan.key_parts > 1) merge_parts(context);
-  if (out.recent.present()) remember_winners(problem, out, layout.winners);
+  if (out.recent.present()) remember_winners(problem, out, layout.winners, sorters_.front());
   if (plan.options.index_space != IndexSpace::absolute) rename_ids(context);
   for (int worker = 0; worker < plan.threads; ++worker) total += layout.worker_stats[worker];
   return total;
@@ -272,10 +314,8 @@ void CpuBackend::run_worker(const GroupContext& context, Wave wave, int worker, 
   };
   const std::int64_t rows = wave.end - wave.begin;
   const std::int64_t threads = context.plan.threads;
-  const std::int64_t parts = context.plan.key_parts;
   const std::int64_t tile = context.plan.tile_queries;
-  const std::int64_t tiles = (rows + tile - 1) / tile;
-  if (parts == 1) {
+  if (context.plan.key_parts == 1) {
     // Rows of a request stay together where there are several.
     const std::int64_t unit = context.plan.shape.requests > 1 ? tile : 1;
     const std::int64_t units = (rows + unit - 1) / unit;
@@ -283,10 +323,21 @@ void CpuBackend::run_worker(const GroupContext& context, Wave wave, int worker, 
     run_rows(row_at(worker), row_at(worker + 1), 0);
     return;
   }
-  for (std::int64_t item = worker; item < tiles * parts; item += threads) {
-    const std::int64_t row = wave.begin + item / parts * tile;
-    run_rows(row, std::min(wave.end, row + tile), static_cast<int>(item % parts));
-  }
+  visit_parts(context.plan, wave, worker, run_rows);
+}
+
+// Where threads share the keys of a query, they share its witnesses too: each scores some, before any needs tau.
+void CpuBackend::seed_worker(const GroupContext& context, Wave wave, int worker, const Scratch& scratch, Stats& stats) const {
+  Stats counted;  // rows are counted when they are run
+  CpuGroup group(context, scratch, sorters_[static_cast<std::size_t>(worker)], counted);
+  visit_parts(context.plan, wave, worker, [&](std::int64_t row, std::int64_t end, int part) {
+    while (row < end) {
+      row = group.assign(row, end, part);
+      group.share_seeds();
+    }
+  });
+  stats.seeds += counted.seeds;
+  stats.seconds_seed += counted.seconds_seed;
 }
 
 // The K first of what the parts of a row's keys kept: each part keeps its own K first, so none is missing.

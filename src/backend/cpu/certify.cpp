@@ -104,14 +104,23 @@ void CpuGroup::sample_keys(VisibleRange common) {
   const std::int64_t count = std::min<std::int64_t>(context_.sizes.panel_keys, common.size());
   panel_keys_ = static_cast<int>(count);
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t key = common.begin + (2 * i + 1) * common.size() / (2 * count);
-    // Exempt keys survive whatever the certificate; in a prediction they would only be noise.
-    const float rho = summaries_.rho[key];
-    scratch_.panel_ids[i] = static_cast<std::int32_t>(key);
-    scratch_.panel_alpha[i] = summaries_.alpha[key];
-    scratch_.panel_rho[i] = std::isinf(rho) ? 0.0F : rho;
-    scratch_.panel_rho_e[i] = summaries_.rho_e[key];
+    scratch_.panel_ids[i] = static_cast<std::int32_t>(common.begin + (2 * i + 1) * common.size() / (2 * count));
   }
+  const KeySummaries sampled{scratch_.panel_alpha, scratch_.panel_rho, scratch_.panel_rho_e};
+  for (std::int64_t at = 0; at < count; at += kPanelKeys) {
+    const std::span<const std::int32_t> ids{scratch_.panel_ids + at, static_cast<std::size_t>(std::min<std::int64_t>(kPanelKeys, count - at))};
+    if (summaries_.present()) {
+      for (std::size_t i = 0; i < ids.size(); ++i) sampled.from(at).copy(i, summaries_, ids[i]);
+      continue;
+    }
+    const std::uint8_t* rows[kPanelKeys];
+    float scales[kPanelKeys];
+    keys_.load(ids, scratch_.key_copies, rows);
+    keys_.load_scales(ids, scales);
+    summarize_panel(context_.kernels, dim(), rows, scales, sampled.from(at));
+  }
+  // Exempt keys survive whatever the certificate; in a prediction they would only be noise.
+  std::replace(sampled.rho, sampled.rho + count, std::numeric_limits<float>::infinity(), 0.0F);
 }
 
 // Dots of one query's heads with the sampled keys, and what they say: tau, the keys that matter, the heads that matter.

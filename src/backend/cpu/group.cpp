@@ -16,6 +16,7 @@ Scratch::Scratch(Carver& carver, const ScratchSizes& sizes) {
   const std::int64_t padded_heads = round_up_to(sizes.heads, kRowGroup);
   panel = carver.take<float>(dim * kPanelKeys);
   integer_panel = carver.take<std::uint32_t>(dim / 4 * kPanelKeys);
+  panel_summaries = {carver.take<float>(kPanelKeys), carver.take<float>(kPanelKeys), carver.take<float>(kPanelKeys)};
   key_copies = carver.take<std::uint8_t>(dim * kPanelKeys);
   q = carver.take<float>(tile * padded_heads * dim);
   w = carver.take<float>(tile * heads);
@@ -49,7 +50,7 @@ void CpuGroup::enter_request(std::int32_t slot, std::int64_t row) {
   slot_ = slot;
   winners_ = 0;  // another request's, which say nothing about this one
   keys_ = {KeyRows(context_.problem, request_of(context_.problem, row)), context_.plan.shape.nk, dim()};
-  if (context_.summaries.alpha == nullptr) return;
+  if (!context_.summaries.present()) return;
   const std::int64_t at = slot * context_.summary_stride;
   summaries_ = context_.summaries.from(at);
 }
@@ -85,7 +86,19 @@ std::int64_t CpuGroup::assign(std::int64_t row, std::int64_t end, int part) {
     }
     load_query(query);
   }
+  cut(all);
   return row;
+}
+
+// This part of the keys: panels are cut between parts, not within. The plan knows how many keys there may be; a group that sees
+// few of them has fewer parts.
+void CpuGroup::cut(VisibleRange all) {
+  if (context_.plan.key_parts == 1) return;
+  const std::int64_t begin = all.begin / kPanelKeys;
+  const std::int64_t panels = (all.end + kPanelKeys - 1) / kPanelKeys - begin;
+  const std::int64_t parts = std::clamp<std::int64_t>(all.size() / kShortestPart, 1, context_.plan.key_parts);
+  const auto cut_at = [&](std::int64_t part) { return (begin + panels * std::min(part, parts) / parts) * kPanelKeys; };
+  for (QueryState& query : queries()) query.visible = meet(query.visible, {cut_at(part_), cut_at(part_ + 1)});
 }
 
 void CpuGroup::load_query(QueryState& query) {
@@ -93,12 +106,6 @@ void CpuGroup::load_query(QueryState& query) {
   query.report.path = query.path;
   query.report.visible = query.visible.size();
   query.report.seed_tau = query.report.tau = -std::numeric_limits<float>::infinity();
-  // The plan knows how many keys there may be; a row that sees few of them has fewer parts.
-  const std::int64_t begin = query.visible.begin;
-  const std::int64_t width = query.visible.size();
-  const std::int64_t parts = std::clamp<std::int64_t>(width / kShortestPart, 1, context_.plan.key_parts);
-  const std::int64_t part = std::min<std::int64_t>(part_, parts);
-  query.visible = {begin + width * part / parts, begin + width * std::min(part + 1, parts) / parts};
   const auto capacity = static_cast<std::size_t>(context_.sizes.record_capacity);
   query.records = RecordBuffer({scratch_.records + static_cast<std::size_t>(index_of(query)) * capacity, capacity},
                                context_.plan.shape.topk);

@@ -36,6 +36,7 @@ struct Scratch {
 
   float* panel;                // [dim][48]
   std::uint32_t* integer_panel;  // [dim/4][48]
+  KeySummaries panel_summaries;  // [48] of the panel, where summaries are not kept
   std::uint8_t* key_copies;    // [48][dim] of keys whose components are not adjacent
   float* q;                    // [tile][heads/4][dim][4]
   float* w;                    // [tile][heads]
@@ -76,14 +77,20 @@ struct QueryState {
 /// Fewer keys are not worth splitting between threads.
 inline constexpr std::int64_t kShortestPart = std::int64_t{8} << 10;
 
+/// Scored witnesses of every query, where threads split keys: each scores some of them, and all read them.
+struct SharedSeeds {
+  Record* records = nullptr;       // [nq][witness_capacity], ids ascending
+  std::int32_t* counts = nullptr;  // [nq]; 0: refine takes witnesses from the screen
+};
+
 /// What a worker's groups have in common.
 struct GroupContext {
   const Kernels& kernels;
   const Plan& plan;
   const Problem& problem;
   const Selection& out;
-  KeySummaries summaries;                // of the wave's requests, one after the other
-  std::int64_t summary_stride = 0;       // keys of a request there
+  KeySummaries summaries;                // of the wave's requests, one after the other; null where one group sees each key: it
+  std::int64_t summary_stride = 0;       //   summarizes while it screens. Keys of a request there
   const std::int32_t* slots = nullptr;   // [nq] which of them a row belongs to
   SeedPolicy seeds;
   bool may_start_from_bounds = false;    // chain was not asked for by name, and a query's bounds fit one slice
@@ -92,6 +99,7 @@ struct GroupContext {
   std::span<RowReport> reports;
   Record* part_records = nullptr;        // [nq][parts][K]; null unless threads split keys
   std::int32_t* part_counts = nullptr;   // [nq][parts]
+  SharedSeeds shared_seeds;
 };
 
 class CpuGroup final : public QueryGroup {
@@ -105,6 +113,9 @@ class CpuGroup final : public QueryGroup {
   /// up to `end`; returns the first row of the next group. Of each query's keys only part `part` of Plan::key_parts is
   /// looked at.
   std::int64_t assign(std::int64_t row, std::int64_t end, int part);
+
+  /// Scores this part's share of the queries' witnesses, for seed() of all parts.
+  void share_seeds();
 
   void seed() override;
   void certify() override;
@@ -139,6 +150,7 @@ class CpuGroup final : public QueryGroup {
   // group.cpp
   void enter_request(std::int32_t slot, std::int64_t row);
   void load_query(QueryState& query);
+  void cut(VisibleRange all);
   [[nodiscard]] Path path_of(const QueryState& query) const;
   [[nodiscard]] bool is_identity(const QueryState& query) const noexcept;
   [[nodiscard]] bool is_scored_in_full(const QueryState& query) const noexcept;
@@ -153,6 +165,8 @@ class CpuGroup final : public QueryGroup {
 
   // seed.cpp
   [[nodiscard]] std::span<const std::int32_t> suggested_winners(const QueryState& query);
+  [[nodiscard]] std::span<std::int32_t> choose_witnesses(QueryState& query);
+  void take_shared_seeds(QueryState& query);
 
   // score.cpp
   void pack_panel(const std::uint8_t* const* rows) const;
@@ -175,7 +189,8 @@ class CpuGroup final : public QueryGroup {
   void pack_integer_rows(const QueryState& query);
 
   // refine.cpp
-  void bound_panel(const QueryState& query, std::int64_t first, float* bounds) const;
+  void pack_panel_to_screen(std::int64_t first, const std::uint8_t* const* rows);
+  void bound_panel(const QueryState& query, const KeySummaries& summaries, float* bounds) const;
   void refine_query(QueryState& query, VisibleRange range);
   [[nodiscard]] std::int64_t drop_witnesses(const QueryState& query, std::int64_t first, std::int64_t count) const;
   void refine_all(QueryState& query, std::int64_t first, std::int64_t count);
@@ -192,7 +207,7 @@ class CpuGroup final : public QueryGroup {
 
   std::int32_t slot_ = -1;
   KeySource keys_;
-  KeySummaries summaries_;
+  KeySummaries summaries_;  // null where summaries are not kept
   QueryState queries_[max_queries];
   int count_ = 0;
   int part_ = 0;

@@ -228,9 +228,7 @@ void bound_panel(const BoundArgs& args, float* HWY_RESTRICT bounds) {
   }
 }
 
-void norm_keys(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
-  HWY_ALIGN float panel[kMaxKeyBytes * kPanelKeys];
-  pack_panel(keys, dim, panel);
+void norm_panel(const float* HWY_RESTRICT panel, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   const VF quarter = hn::Set(d, 0.25F), minus_four = hn::Set(d, -4.0F), factor = hn::Set(d, norm_factor(dim));
@@ -255,6 +253,12 @@ void norm_keys(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho
     };
     store(n0, e0, 0), store(n1, e1, lanes), store(n2, e2, 2 * lanes);
   }
+}
+
+void norm_keys(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
+  HWY_ALIGN float panel[kMaxKeyBytes * kPanelKeys];
+  pack_panel(keys, dim, panel);
+  norm_panel(panel, dim, rho, rho_e);
 }
 
 // --- Collecting survivors ---------------------------------------------------------------------------------------------------
@@ -299,11 +303,12 @@ std::int64_t collect_between(const float* u, std::int64_t n, float low, float hi
 #endif
 
 inline constexpr Kernels make_kernels(std::string_view name) {
-  Kernels kernels{name,      pack_panel,       score_panel,     dot_panel, bound_panel,
-                  norm_keys, collect_at_least, collect_between, nullptr,   nullptr};
+  Kernels kernels{name,       pack_panel,       score_panel,     dot_panel, bound_panel, norm_keys,
+                  norm_panel, collect_at_least, collect_between, nullptr,   nullptr,     nullptr};
 #if HWY_TARGET == HWY_AVX3_DL
   kernels.norm_keys = norm_keys_i8;
   kernels.pack_panel_i8 = pack_panel_i8;
+  kernels.pack_and_norm_panel_i8 = pack_and_norm_panel_i8;
   kernels.bound_panel_i8 = bound_panel_i8;
 #endif
   return kernels;

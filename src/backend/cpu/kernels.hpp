@@ -76,6 +76,8 @@ struct Kernels {
   /// rho_e sqrt(dim) >= ||k - 4 k8||. At most 2^-16 too large, relatively, if components below 1/4 count as multiples of 2^-5
   /// away from zero.
   void (*norm_keys)(const std::uint8_t* const* keys, int dim, float* rho, float* rho_e);
+  /// The same of the keys in a panel.
+  void (*norm_panel)(const float* panel, int dim, float* rho, float* rho_e);
 
   /// Positions i in [0, n) with !(u[i] < low), ascending; returns their number. `out` has room for n.
   std::int64_t (*collect_at_least)(const float* u, std::int64_t n, float low, std::int32_t* out);
@@ -84,6 +86,7 @@ struct Kernels {
 
   // Null where the instruction set has no u8 x i8 dot product with 32-bit sums.
   void (*pack_panel_i8)(const std::uint8_t* const* keys, int dim, std::uint32_t* panel);
+  void (*pack_and_norm_panel_i8)(const std::uint8_t* const* keys, int dim, std::uint32_t* panel, float* rho, float* rho_e);
   void (*bound_panel_i8)(const IntegerBoundArgs& args, float* bounds);
 };
 

@@ -24,29 +24,11 @@ inline constexpr MagnitudeTables kMagnitudeTables = [] {
   return tables;
 }();
 static_assert(kMagnitudeTables.quarter[0x7F] == kNanQuarter && kMagnitudeTables.quarter[0x7E] < kNanQuarter);
+static_assert(kMagnitudeTables.quarter[0x3F] == 0 && kMagnitudeTables.quarter[0x41] > 0);
 
 // Highway 1.0.3 checks the CPU for these at this target but does not enable them in the compiler. Its own list is repeated
 // because clang lets a function's attribute replace that of the namespace.
 #define DOSA_I8_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vnni,avx512vbmi")))
-
-DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
-  const __m512i low = _mm512_load_si512(kMagnitudeTables.quarter);
-  const __m512i high = _mm512_load_si512(kMagnitudeTables.quarter + 64);
-  const __m512i zero_point = _mm512_set1_epi8(-128);
-  for (int column = 0; column < dim; column += kColumn) {
-    for (int key = 0; key < kPanelKeys; key += 16) {
-      hn::Vec<U32> quads[kColumn / 4];
-      transpose_quads(keys + key, column, quads);
-      for (int word = 0; word < kColumn / 4; ++word) {
-        const __m512i bytes = quads[word].raw;
-        const __m512i quarter = _mm512_permutex2var_epi8(low, bytes, high);  // takes the low seven bits of each byte
-        const __m512i centred = _mm512_add_epi8(zero_point, quarter);
-        _mm512_storeu_si512(panel + (column / 4 + word) * kPanelKeys + key,
-                            _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, quarter));
-      }
-    }
-  }
-}
 
 // Norms from bytes. With m = 4 q + r / 32 of every component, q and r from the tables, m >= |k| and |r / 32| >= |k - 4 k8|, and
 //
@@ -55,11 +37,17 @@ DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::u
 // whose three sums are below 2^24 in size: exact, and so are their floats. Where q > 0, |r / 32| <= 2 q, so the last two terms sum
 // to at most 3 times the result: rounding them, and the result, loses 2^-22 of it, less than the chain that norm_factor allows for.
 // A key that is not zero has some m >= 2^-5, above the least norm of 2^-6.
-DOSA_I8_ATTR void norm_keys_i8(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
-  const __m512i quarter_low = _mm512_load_si512(kMagnitudeTables.quarter);
-  const __m512i quarter_high = _mm512_load_si512(kMagnitudeTables.quarter + 64);
+//
+// kPack: quarters with their signs, and 128 added, to `panel`; kNorms: norms to `rho` and `rho_e`. A decode step needs both of each
+// key, once.
+template <bool kPack, bool kNorms>
+DOSA_I8_ATTR HWY_INLINE void read_keys_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel,
+                                          float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
+  // Lookups take the low six bits of each byte; below 2 every quarter is 0.
+  const __m512i quarters = _mm512_load_si512(kMagnitudeTables.quarter + 64);
   const __m512i rest_low = _mm512_load_si512(kMagnitudeTables.rest);
   const __m512i rest_high = _mm512_load_si512(kMagnitudeTables.rest + 64);
+  const __m512i zero_point = _mm512_set1_epi8(-128);
   const F32 d;
   const VF factor = hn::Set(d, norm_factor(dim)), unit = hn::Set(d, 0x1p-10F);
   for (int key = 0; key < kPanelKeys; key += 16) {
@@ -67,22 +55,47 @@ DOSA_I8_ATTR void norm_keys_i8(const std::uint8_t* const* keys, int dim, float* 
     for (int column = 0; column < dim; column += kColumn) {
       hn::Vec<U32> quads[kColumn / 4];
       transpose_quads(keys + key, column, quads);
-      for (const hn::Vec<U32>& quad : quads) {
-        const __m512i q = _mm512_permutex2var_epi8(quarter_low, quad.raw, quarter_high);
-        const __m512i r = _mm512_permutex2var_epi8(rest_low, quad.raw, rest_high);
-        const __m512i size = _mm512_abs_epi8(r);
-        qq = _mm512_dpbusd_epi32(qq, q, q), qr = _mm512_dpbusd_epi32(qr, q, r), rr = _mm512_dpbusd_epi32(rr, size, size);
-        largest = _mm512_max_epu8(largest, q);
+      for (int word = 0; word < kColumn / 4; ++word) {
+        const __m512i bytes = quads[word].raw;
+        const __mmask64 upper = _mm512_test_epi8_mask(bytes, _mm512_set1_epi8(64));
+        const __m512i q = _mm512_maskz_permutexvar_epi8(upper, bytes, quarters);
+        if constexpr (kPack) {
+          const __m512i centred = _mm512_add_epi8(zero_point, q);
+          _mm512_storeu_si512(panel + (column / 4 + word) * kPanelKeys + key,
+                              _mm512_mask_sub_epi8(centred, _mm512_movepi8_mask(bytes), zero_point, q));
+        }
+        if constexpr (kNorms) {
+          const __m512i low = _mm512_permutexvar_epi8(bytes, rest_low);
+          const __m512i r = _mm512_mask_permutexvar_epi8(low, upper, bytes, rest_high);
+          const __m512i size = _mm512_abs_epi8(r);
+          qq = _mm512_dpbusd_epi32(qq, q, q), qr = _mm512_dpbusd_epi32(qr, q, r), rr = _mm512_dpbusd_epi32(rr, size, size);
+          largest = _mm512_max_epu8(largest, q);
+        }
       }
     }
-    const VF rest = hn::Mul(unit, VF{_mm512_cvtepi32_ps(rr)});
-    const VF square = hn::MulAdd(hn::Set(d, 16.0F), VF{_mm512_cvtepi32_ps(qq)},
-                                 hn::MulAdd(hn::Set(d, 0.25F), VF{_mm512_cvtepi32_ps(qr)}, rest));
-    const __m512i nan_bytes = _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(kNanQuarter)));
-    const VF norm = hn::Mul(hn::Sqrt(square), factor);
-    hn::StoreU(VF{_mm512_mask_blend_ps(_mm512_test_epi32_mask(nan_bytes, nan_bytes), norm.raw, hn::NaN(d).raw)}, d, rho + key);
-    hn::StoreU(hn::Mul(hn::Sqrt(rest), factor), d, rho_e + key);
+    if constexpr (kNorms) {
+      const VF rest = hn::Mul(unit, VF{_mm512_cvtepi32_ps(rr)});
+      const VF square = hn::MulAdd(hn::Set(d, 16.0F), VF{_mm512_cvtepi32_ps(qq)},
+                                   hn::MulAdd(hn::Set(d, 0.25F), VF{_mm512_cvtepi32_ps(qr)}, rest));
+      const __m512i nan_bytes = _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(kNanQuarter)));
+      const VF norm = hn::Mul(hn::Sqrt(square), factor);
+      hn::StoreU(VF{_mm512_mask_blend_ps(_mm512_test_epi32_mask(nan_bytes, nan_bytes), norm.raw, hn::NaN(d).raw)}, d, rho + key);
+      hn::StoreU(hn::Mul(hn::Sqrt(rest), factor), d, rho_e + key);
+    }
   }
+}
+
+DOSA_I8_ATTR void pack_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel) {
+  read_keys_i8<true, false>(keys, dim, panel, nullptr, nullptr);
+}
+
+DOSA_I8_ATTR void norm_keys_i8(const std::uint8_t* const* keys, int dim, float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
+  read_keys_i8<false, true>(keys, dim, nullptr, rho, rho_e);
+}
+
+DOSA_I8_ATTR void pack_and_norm_panel_i8(const std::uint8_t* const* keys, int dim, std::uint32_t* HWY_RESTRICT panel,
+                                         float* HWY_RESTRICT rho, float* HWY_RESTRICT rho_e) {
+  read_keys_i8<true, true>(keys, dim, panel, rho, rho_e);
 }
 
 DOSA_I8_ATTR void bound_panel_i8(const IntegerBoundArgs& args, float* HWY_RESTRICT bounds) {

@@ -24,9 +24,7 @@ struct KeySource {
   void load_scales(std::span<const std::int32_t> ids, float* scales) const noexcept {
     for (std::size_t i = 0; i < kPanelKeys; ++i) scales[i] = i < ids.size() ? keys.scale(ids[i]) : 0.0F;
   }
-  void load_scales(std::int64_t first, float* scales) const noexcept {
-    for (std::int64_t i = 0; i < kPanelKeys; ++i) scales[i] = first + i < count ? keys.scale(first + i) : 0.0F;
-  }
+  void load_scales(std::int64_t first, float* scales) const noexcept;
   /// Starts bringing rows into the cache: of `ids`, or of the panel from `first`.
   void prefetch(std::span<const std::int32_t> ids) const noexcept {
     for (const std::int32_t id : ids) prefetch_row(keys.row(id));
@@ -50,7 +48,10 @@ struct KeySource {
     __builtin_prefetch(row + (dim - 1) * keys.component_stride());
   }
   /// `row` itself where its components are adjacent, else a copy.
-  const std::uint8_t* adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept;
+  const std::uint8_t* adjacent(const std::uint8_t* row, std::uint8_t* copy) const noexcept {
+    return keys.component_stride() == 1 ? row : copy_row(row, copy);
+  }
+  const std::uint8_t* copy_row(const std::uint8_t* row, std::uint8_t* copy) const noexcept;
 };
 
 /// Per key, for bounds. Arrays cover whole panels.
@@ -59,11 +60,18 @@ struct KeySummaries {
   float* rho = nullptr;    // [keys] rho sqrt(dim) >= max(||k||, 2^-6), 0 for a zero key, +inf for exempt keys
   float* rho_e = nullptr;  // [keys] rho_e sqrt(dim) >= ||k - 4 k8||, 0 if every component is a multiple of 4
 
+  void copy(std::size_t to, const KeySummaries& other, std::int64_t from) const noexcept {
+    alpha[to] = other.alpha[from], rho[to] = other.rho[from], rho_e[to] = other.rho_e[from];
+  }
+  [[nodiscard]] bool present() const noexcept { return alpha != nullptr; }
   [[nodiscard]] KeySummaries from(std::int64_t key) const noexcept { return {alpha + key, rho + key, rho_e + key}; }
 };
 
-/// Fills one panel, of keys `rows` [48] with `scales` [48]. Returns a bit for every exempt key: a NaN byte, or a scale that is
-/// negative or not finite. Their bounds come out as +inf or NaN, which never rejects.
+/// Finishes one panel that holds the norms of its keys: `scales` [48] become alpha, and exempt keys get what never rejects, a bound
+/// of +inf or NaN. Returns a bit for each of those: a NaN byte (a norm of NaN), or a scale that is negative or not finite.
+std::uint64_t exempt_odd_keys(const float* scales, const KeySummaries& summaries);
+
+/// Fills one panel, of keys `rows` [48] with `scales` [48]; returns the same.
 std::uint64_t summarize_panel(const Kernels& kernels, int dim, const std::uint8_t* const* rows, const float* scales,
                               const KeySummaries& summaries);
 

@@ -1,5 +1,6 @@
 // Screening and refinement on the CPU: bounds of a slice are kept, so that the largest can be refined first.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,31 +16,47 @@ constexpr std::int32_t kRefineChunk = 4 * kPanelKeys;  // keys between two looks
 
 void CpuGroup::screen() {
   ScopedTimer timer(stats_.seconds_screen);
-  const bool integer = plan_.precision == ScreenPrecision::i8;
   visit_panels(
       slice_, [](const QueryState& query) { return query.path == Path::dosa; },
-      [&](std::int64_t, const std::uint8_t* const* rows) {
-        if (integer) {
-          context_.kernels.pack_panel_i8(rows, dim(), scratch_.integer_panel);
-        } else {
-          pack_panel(rows);
-        }
-      },
-      [&](QueryState& query, std::int64_t first) { bound_panel(query, first, bounds_of(query) + (first - slice_.begin)); });
+      [&](std::int64_t first, const std::uint8_t* const* rows) { pack_panel_to_screen(first, rows); },
+      [&](QueryState& query, std::int64_t first) {
+        const KeySummaries& summaries = summaries_.present() ? summaries_.from(first) : scratch_.panel_summaries;
+        bound_panel(query, summaries, bounds_of(query) + (first - slice_.begin));
+      });
 }
 
-void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* bounds) const {
-  const float* alpha = summaries_.alpha + first;
-  const float* rho = summaries_.rho + first;
+void CpuGroup::pack_panel_to_screen(std::int64_t first, const std::uint8_t* const* rows) {
+  const bool integer = plan_.precision == ScreenPrecision::i8;
+  const KeySummaries& summaries = scratch_.panel_summaries;
+  if (summaries_.present()) {
+    if (integer) {
+      context_.kernels.pack_panel_i8(rows, dim(), scratch_.integer_panel);
+    } else {
+      pack_panel(rows);
+    }
+    return;
+  }
+  if (integer) {
+    context_.kernels.pack_and_norm_panel_i8(rows, dim(), scratch_.integer_panel, summaries.rho, summaries.rho_e);
+  } else {
+    pack_panel(rows);
+    context_.kernels.norm_panel(scratch_.panel, dim(), summaries.rho, summaries.rho_e);
+  }
+  float scales[kPanelKeys];
+  keys_.load_scales(first, scales);
+  stats_.exempt += std::popcount(exempt_odd_keys(scales, summaries));
+}
+
+void CpuGroup::bound_panel(const QueryState& query, const KeySummaries& summaries, float* bounds) const {
   if (plan_.precision == ScreenPrecision::i8) {
     const IntegerCertificate& certificate = query.integer;
     context_.kernels.bound_panel_i8({.panel = scratch_.integer_panel,
                                      .row_data = reinterpret_cast<const std::uint32_t*>(bound_rows_of(query)),
                                      .offset = row_offsets_of(query),
                                      .weight = certificate.weight.data(),
-                                     .alpha = alpha,
-                                     .rho = rho,
-                                     .rho_e = summaries_.rho_e + first,
+                                     .alpha = summaries.alpha,
+                                     .rho = summaries.rho,
+                                     .rho_e = summaries.rho_e,
                                      .dim = dim(),
                                      .rows = certificate.rows,
                                      .linear_rows = certificate.linear_rows,
@@ -52,8 +69,8 @@ void CpuGroup::bound_panel(const QueryState& query, std::int64_t first, float* b
   context_.kernels.bound_panel({.panel = scratch_.panel,
                                 .row_data = bound_rows_of(query),
                                 .weight = certificate.weight.data(),
-                                .alpha = alpha,
-                                .rho = rho,
+                                .alpha = summaries.alpha,
+                                .rho = summaries.rho,
                                 .dim = dim(),
                                 .rows = certificate.rows,
                                 .linear_rows = certificate.linear_rows,

@@ -51,12 +51,12 @@ void bound_panel(const BoundArgs& args, float* bounds) {
   }
 }
 
-void norm_keys(const std::uint8_t* const* keys, int dim, float* rho, float* rho_e) {
+void norm_panel(const float* panel, int dim, float* rho, float* rho_e) {
   for (int key = 0; key < kPanelKeys; ++key) {
     float sum = 0.0F;
     float sum_e = 0.0F;
     for (int i = 0; i < dim; ++i) {
-      const float k = kE4m3Table[keys[key][i]];
+      const float k = panel[i * kPanelKeys + key];
       const float e = std::fma(-4.0F, std::nearbyint(k * 0.25F), k);
       sum = std::fma(k, k, sum);
       sum_e = std::fma(e, e, sum_e);
@@ -64,6 +64,12 @@ void norm_keys(const std::uint8_t* const* keys, int dim, float* rho, float* rho_
     rho[key] = sum == 0.0F ? 0.0F : std::sqrt(sum < kSmallestSquare ? kSmallestSquare : sum) * norm_factor(dim);
     rho_e[key] = std::sqrt(sum_e) * norm_factor(dim);
   }
+}
+
+void norm_keys(const std::uint8_t* const* keys, int dim, float* rho, float* rho_e) {
+  float panel[kMaxKeyBytes * kPanelKeys];
+  pack_panel(keys, dim, panel);
+  norm_panel(panel, dim, rho, rho_e);
 }
 
 std::int64_t collect_at_least(const float* u, std::int64_t n, float low, std::int32_t* out) {
@@ -84,7 +90,7 @@ std::int64_t collect_between(const float* u, std::int64_t n, float low, float hi
 
 }  // namespace
 
-extern constexpr Kernels kScalarKernels{"scalar",  pack_panel,       score_panel,     dot_panel, bound_panel,
-                                        norm_keys, collect_at_least, collect_between, nullptr,   nullptr};
+extern constexpr Kernels kScalarKernels{"scalar",   pack_panel,       score_panel,     dot_panel, bound_panel, norm_keys,
+                                        norm_panel, collect_at_least, collect_between, nullptr,   nullptr,     nullptr};
 
 }  // namespace dosa::cpu
