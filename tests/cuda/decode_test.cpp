@@ -347,7 +347,7 @@ void expect_exact_stream(Method method, IndexSpace space, std::int64_t gap, std:
         const auto first = rows.ids.begin() + row * kTopk;
         winners.assign(first, std::find(first, first + kTopk, -1));
       }
-      if (!winners.empty()) remember(winners, engine.recent(r), scratch);
+      if (!winners.empty()) remember(winners, engine.recent(r), scratch, hwy::Sorter());
       if (space == IndexSpace::slot) {
         for (std::int32_t& id : rows.ids) id = engine.slot_of(r, id);
       }

@@ -199,7 +199,7 @@ TEST_F(CudaPrepare, WitnessesAreTheHosts) {
       Ids want(static_cast<std::size_t>(ids_stride));
       const Ids& list = winners[static_cast<std::size_t>(r / rows_per_list)];
       want.resize(static_cast<std::size_t>(chain_witnesses(
-          visible, topk, with_winners ? std::span<const std::int32_t>(list) : std::span<const std::int32_t>(), want)));
+          visible, topk, with_winners ? std::span<const std::int32_t>(list) : std::span<const std::int32_t>(), want, hwy::Sorter())));
       ASSERT_EQ(offset.download()[row], r * ids_stride);
       ASSERT_EQ(Ids(got.begin() + r * ids_stride, got.begin() + r * ids_stride + got_count[row]), want)
           << "trial " << trial << " row " << r;
